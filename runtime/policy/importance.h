@@ -1,0 +1,55 @@
+// Importance of modules from their gradient statistics: S <- alpha * G + (1 - alpha) * S.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace misa::policy {
+
+// Sums over one module's complete gradient, in double precision.
+struct GradientStatistics {
+  double sum = 0;
+  double sum_squares = 0;
+  uint64_t count = 0;  // number of elements; 0 where the module had no gradient
+};
+
+// sum_squares / count - (sum / count)^2, not below 0; 0 for count 0.
+double Variance(const GradientStatistics& statistics);
+// Squared norm scaled by the number of parameters: sum_squares / count; 0 for count 0.
+double ScaledSquaredNorm(const GradientStatistics& statistics);
+
+enum class Signal : uint8_t { kVariance, kSquaredNorm };
+
+class ImportanceTracker {
+ public:
+  struct Options {
+    double alpha = 0.25;  // seed: 0.2-0.3
+    Signal signal = Signal::kVariance;
+    double hot = 0.75;   // rank from which a module becomes hot
+    double cold = 0.35;  // rank down to which it becomes cold; between them it stays what it was
+  };
+  enum class Heat : uint8_t { kCold, kWarm, kHot };
+
+  ImportanceTracker(size_t modules, Options options);
+  // Replaces the options; keeps S. Returns a sentence when they are impossible, and changes nothing then.
+  std::string SetOptions(Options options);
+  // Folds one step's statistics of module in; the first observation sets S. Non-finite statistics are refused with a
+  // sentence, and S stays.
+  std::string Observe(size_t module, const GradientStatistics& statistics);
+  void Resize(size_t modules);
+
+  double importance(size_t module) const { return importance_[module]; }
+  // Share of modules whose importance is below, in [0, 1]; ties share the mean rank.
+  std::vector<double> Ranks() const;
+  // With hysteresis: updates from the present ranks and returns every module's heat.
+  const std::vector<Heat>& UpdateHeat();
+
+ private:
+  Options options_;
+  std::vector<double> importance_;
+  std::vector<bool> observed_;
+  std::vector<Heat> heat_;
+};
+
+}  // namespace misa::policy

@@ -1,0 +1,78 @@
+// From one period of a step to a plan: what leaves the device after which use, what is loaded from when on.
+// Pure functions of their inputs; the same code decides in the daemon, in simulations and in reports.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/policy/trace.h"
+
+namespace misa::policy {
+
+// Bytes per second between the device and the tier below it.
+struct LinkRates {
+  double load = 0;           // loads alone
+  double unload = 0;         // unloads alone
+  double duplex_load = 0;    // loads while unloads run
+  double duplex_unload = 0;  // unloads while loads run
+};
+
+struct PlanInput {
+  // Device bytes of each facet, by facet id.
+  std::vector<uint64_t> facet_bytes;
+  Trace trace;
+  // Device bytes the session may hold: facets and other tensors.
+  uint64_t budget_bytes = 0;
+  // Kept free of facets beside the other tensors (fragmentation, drift of the profile).
+  uint64_t reserve_bytes = 0;
+  LinkRates link;
+};
+
+struct Action {
+  enum Kind : uint8_t { kLoad = 1, kUnload = 2 };
+  uint32_t position = 0;
+  Kind kind = kLoad;
+  uint32_t facet = 0;
+
+  bool operator==(const Action&) const = default;
+};
+
+// Actions in the order in which they start, of the steady state (a period that follows many equal ones). A load's
+// position is the earliest use at which it may start; an unload's the use after which the facet goes. A load never
+// precedes the unload that makes its room.
+struct Plan {
+  std::vector<Action> actions;
+  double step_seconds = 0;    // predicted
+  double stall_seconds = 0;   // predicted part of it
+  uint64_t loaded_bytes = 0;  // a period
+  uint64_t unloaded_bytes = 0;
+};
+
+// What no schedule can beat, a period.
+struct Bound {
+  uint64_t load_bytes = 0;
+  uint64_t unload_bytes = 0;
+  double step_seconds = 0;
+};
+
+// An answer or a sentence that says what is wrong with the input and what would work.
+template <typename T>
+struct Result {
+  T value{};
+  std::string error;  // empty: value holds
+  bool ok() const { return error.empty(); }
+};
+
+// Bytes the largest position needs at once: its facets and the other tensors. The smallest budget that works.
+uint64_t SmallestBudget(const PlanInput& input);
+
+// Aggressive prefetch with farthest-next-use eviction, simulated on the trace's times and the link's rates until the
+// period repeats. Refuses (error, nothing planned) a budget under SmallestBudget, facets out of range, zero sizes,
+// non-finite or negative times and rates.
+Result<Plan> MakePlan(const PlanInput& input);
+
+// Byte-granular lower bounds (facets may be split), varying capacity, clean facets dropped without a copy.
+Result<Bound> LowerBound(const PlanInput& input);
+
+}  // namespace misa::policy

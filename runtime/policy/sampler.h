@@ -1,0 +1,75 @@
+// Module-wise importance sampling as in the paper (arXiv 2511.00056): softmax over importance, drawn without
+// replacement up to a share delta of the parameters, kept for T optimizer steps.
+// Deterministic: equal options and equal statistics give equal draws on every machine, and Serialize/Restore resumes
+// exactly, in the middle of a round too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/policy/importance.h"
+
+namespace misa::policy {
+
+struct SamplerOptions {
+  double delta = 0.03;       // share of the samplable parameters trained in a round, (0, 1]
+  double eta = 1.0;          // softmax(eta * G); 0 draws uniformly
+  double alpha = 0.1;        // G <- (1 - alpha) * G + alpha * mean over the round of the scaled squared norm (beta = 1 - alpha)
+  uint32_t inner_steps = 50; // T, at least 1
+  uint64_t seed = 0;
+};
+
+struct SamplerModule {
+  std::string name;
+  uint64_t parameter_count = 0;
+};
+
+// An empty string, or a sentence: options out of range, no modules, a module without parameters, or delta under the
+// smallest module's share (the sentence names that module, its share, and the smallest delta that works).
+std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& modules);
+
+class ModuleSampler {
+ public:
+  // CheckSampler must have returned "". Draws the first round's set at once.
+  ModuleSampler(SamplerOptions options, std::vector<SamplerModule> modules);
+
+  // Indices into `modules` that are trained in this round, ascending. Never empty.
+  const std::vector<uint32_t>& active() const { return active_; }
+  uint64_t round() const { return round_; }
+  // Optimizer steps done in this round, 0 … inner_steps - 1.
+  uint32_t step_in_round() const { return step_in_round_; }
+
+  // Gradient statistics of one active module of the present step. Several calls for one module in a step (accumulation)
+  // keep the last. A sentence for a module that is not active or for non-finite statistics; nothing changes then.
+  std::string Observe(uint32_t module, const GradientStatistics& statistics);
+
+  // Ends an optimizer step. True when that ended the round: G is updated and the next set drawn; `active()` is then the
+  // new set.
+  bool EndStep();
+
+  // Over the whole state (generator, G, round, active set, sums): equal digests mean equal future draws.
+  uint64_t Digest() const;
+  std::vector<uint8_t> Serialize() const;
+  // A sentence for damaged bytes or bytes of other modules; nothing changes then.
+  std::string Restore(const std::vector<uint8_t>& bytes);
+
+  const std::vector<double>& importance() const { return g_; }
+
+ private:
+  void Draw();
+  double Uniform();  // [0, 1), from the counter-based generator
+
+  SamplerOptions options_;
+  std::vector<SamplerModule> modules_;
+  uint64_t total_parameters_ = 0;
+  std::vector<double> g_;
+  std::vector<double> round_sum_;      // of the scaled squared norm, this round
+  std::vector<double> step_value_;     // this step's, NaN where none
+  std::vector<uint32_t> active_;
+  uint64_t round_ = 0;
+  uint32_t step_in_round_ = 0;
+  uint64_t generator_[2] = {0, 0};     // key and counter
+};
+
+}  // namespace misa::policy
