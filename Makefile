@@ -1,0 +1,46 @@
+# Everything from the repository root; each target installs what it needs first. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+PYTHON := .venv/bin/python
+
+.PHONY: help setup build demo test test-asan test-tsan bench bench-memory-limit bench-observer lint clean
+
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
+
+setup: ## install packages and .venv, only what is missing
+	@tools/setup.sh
+
+build: setup ## binaries in build/bin, the Python package in .venv
+	@tools/build.sh release
+
+demo: build ## train a language model in a third of its memory (DEMO_ARGS="--steps 5")
+	@$(PYTHON) -m demo $(DEMO_ARGS)
+
+test: build ## every test; the last line is the count (CTEST_ARGS, PYTEST_ARGS)
+	@tools/test.sh release
+
+test-asan: setup ## unit tests under the address and undefined-behaviour sanitizers
+	@tools/build.sh asan-ubsan
+	@tools/test.sh asan-ubsan
+
+test-tsan: setup ## unit tests under the thread sanitizer
+	@tools/build.sh tsan
+	@tools/test.sh tsan
+
+bench: bench-memory-limit bench-observer ## every benchmark, reports in out/bench
+
+bench-memory-limit: build ## training under a memory limit beside swap and memory-mapped files (BENCH_ARGS)
+	@$(PYTHON) -m tests.bench.memory_limit $(BENCH_ARGS)
+
+bench-observer: build ## what the touch observer costs (BENCH_ARGS)
+	@$(PYTHON) -m tests.bench.observer $(BENCH_ARGS)
+
+lint: ## formatting and syntax
+	@tools/setup.sh lint
+	@tools/lint.sh
+
+clean: ## remove what was built and reported, keep .venv
+	@rm -rf build build-asan build-tsan out .cache
