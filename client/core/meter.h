@@ -1,0 +1,82 @@
+// Bytes on the device: the pool's chunks that hold pages, and every other tensor. One sum, never above the budget.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+
+namespace misa {
+
+// All counters are bytes. Thread-safe; the fast path is two atomic additions.
+class DeviceMeter {
+ public:
+  static constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+
+  // The process has one device and one meter.
+  static DeviceMeter& Get();
+
+  // False, and nothing counted, where the sum would pass the budget.
+  bool TryAddOther(uint64_t bytes) {
+    if (!TryAdd(bytes)) return false;
+    const uint64_t other = other_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    Raise(other_window_peak_, other);
+    return true;
+  }
+  // Counts without looking at the budget: for bytes that exist already.
+  void AddOther(uint64_t bytes) {
+    Raise(peak_, total_.fetch_add(bytes, std::memory_order_seq_cst) + bytes);
+    Raise(other_window_peak_, other_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  }
+  void SubtractOther(uint64_t bytes) {
+    other_.fetch_sub(bytes, std::memory_order_relaxed);
+    total_.fetch_sub(bytes, std::memory_order_seq_cst);
+  }
+
+  bool TryAddPool(uint64_t bytes) {
+    if (!TryAdd(bytes)) return false;
+    pool_.fetch_add(bytes, std::memory_order_relaxed);
+    return true;
+  }
+  void SubtractPool(uint64_t bytes) {
+    pool_.fetch_sub(bytes, std::memory_order_relaxed);
+    total_.fetch_sub(bytes, std::memory_order_seq_cst);
+  }
+
+  void SetBudget(uint64_t bytes) { budget_.store(bytes, std::memory_order_seq_cst); }
+  uint64_t budget_bytes() const { return budget_.load(std::memory_order_seq_cst); }
+  uint64_t total_bytes() const { return total_.load(std::memory_order_seq_cst); }
+  uint64_t other_bytes() const { return other_.load(std::memory_order_relaxed); }
+  uint64_t pool_bytes() const { return pool_.load(std::memory_order_relaxed); }
+  uint64_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
+  void ResetPeak() { peak_.store(total_bytes(), std::memory_order_relaxed); }
+
+  // The highest other_bytes since the last call.
+  uint64_t TakeOtherWindowPeak() {
+    return other_window_peak_.exchange(other_bytes(), std::memory_order_relaxed);
+  }
+
+ private:
+  bool TryAdd(uint64_t bytes) {
+    const uint64_t total = total_.fetch_add(bytes, std::memory_order_seq_cst) + bytes;
+    if (total > budget_.load(std::memory_order_relaxed)) {
+      total_.fetch_sub(bytes, std::memory_order_seq_cst);
+      return false;
+    }
+    Raise(peak_, total);
+    return true;
+  }
+  static void Raise(std::atomic<uint64_t>& mark, uint64_t value) {
+    uint64_t seen = mark.load(std::memory_order_relaxed);
+    while (seen < value && !mark.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    }
+  }
+
+  std::atomic<uint64_t> budget_{kUnlimited};
+  std::atomic<uint64_t> total_{0};
+  std::atomic<uint64_t> other_{0};
+  std::atomic<uint64_t> pool_{0};
+  std::atomic<uint64_t> peak_{0};
+  std::atomic<uint64_t> other_window_peak_{0};
+};
+
+}  // namespace misa

@@ -1,0 +1,152 @@
+#include "runtime/device/chunk_space.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace misa {
+
+ChunkSpace::ChunkSpace(int memfd, uint64_t bytes, uint64_t chunk_bytes)
+    : memfd_(memfd), bytes_(bytes / chunk_bytes * chunk_bytes), chunk_bytes_(chunk_bytes) {
+  if (bytes_ > 0) Insert(&empty_, {0, bytes_});
+  empty_bytes_ = bytes_;
+}
+
+ChunkSpace::~ChunkSpace() { close(memfd_); }
+
+void ChunkSpace::Insert(FreeMap* map, Extent extent) {
+  auto next = map->lower_bound(extent.offset);
+  if (next != map->begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == extent.offset) {
+      extent.offset = before->first;
+      extent.bytes += before->second;
+      map->erase(before);
+    }
+  }
+  if (next != map->end() && extent.offset + extent.bytes == next->first) {
+    extent.bytes += next->second;
+    map->erase(next);
+  }
+  (*map)[extent.offset] = extent.bytes;
+}
+
+uint64_t ChunkSpace::Extract(FreeMap* map, uint64_t bytes, std::vector<Extent>* out) {
+  uint64_t taken = 0;
+  // One extent that fits whole keeps the number of mappings small; the smallest such one keeps large ones whole.
+  auto best = map->end();
+  for (auto it = map->begin(); it != map->end(); ++it) {
+    if (it->second >= bytes && (best == map->end() || it->second < best->second)) best = it;
+  }
+  while (taken < bytes && !map->empty()) {
+    auto it = best != map->end() ? best : map->begin();
+    if (best == map->end()) {
+      for (auto candidate = map->begin(); candidate != map->end(); ++candidate) {
+        if (candidate->second > it->second) it = candidate;
+      }
+    }
+    const uint64_t part = std::min(it->second, bytes - taken);
+    out->push_back({it->first, part});
+    const Extent rest{it->first + part, it->second - part};
+    map->erase(it);
+    if (rest.bytes > 0) (*map)[rest.offset] = rest.bytes;
+    best = map->end();
+    taken += part;
+  }
+  return taken;
+}
+
+bool ChunkSpace::Take(uint64_t bytes, std::vector<Extent>* extents, std::vector<Extent>* empty_taken) {
+  if (spare_bytes_ + empty_bytes_ < bytes) return false;
+  const uint64_t from_spare = std::min(bytes, spare_bytes_);
+  if (from_spare > 0) spare_bytes_ -= Extract(&spare_, from_spare, extents);
+  if (bytes > from_spare) {
+    empty_bytes_ -= Extract(&empty_, bytes - from_spare, empty_taken);
+    extents->insert(extents->end(), empty_taken->begin(), empty_taken->end());
+  }
+  return true;
+}
+
+void ChunkSpace::Give(const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) {
+    Insert(&spare_, extent);
+    spare_bytes_ += extent.bytes;
+  }
+}
+
+void ChunkSpace::GiveEmpty(const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) {
+    Insert(&empty_, extent);
+    empty_bytes_ += extent.bytes;
+  }
+}
+
+std::vector<Extent> ChunkSpace::TakeSpare(uint64_t bytes) {
+  std::vector<Extent> extents;
+  const uint64_t wanted = std::min((bytes + chunk_bytes_ - 1) / chunk_bytes_ * chunk_bytes_, spare_bytes_);
+  if (wanted > 0) spare_bytes_ -= Extract(&spare_, wanted, &extents);
+  return extents;
+}
+
+std::string ChunkSpace::Back(const std::vector<Extent>& extents) const {
+  for (size_t i = 0; i < extents.size(); ++i) {
+    int result;
+    do {
+      result = fallocate(memfd_, 0, static_cast<off_t>(extents[i].offset), static_cast<off_t>(extents[i].bytes));
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) {
+      const int error = errno;
+      Release({extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(i) + 1});
+      return "The system has no memory for " + std::to_string(extents[i].bytes) +
+             " bytes of the session's leased chunks (" + std::strerror(error) + ").";
+    }
+  }
+  return "";
+}
+
+void ChunkSpace::Release(const std::vector<Extent>& extents) const {
+  for (const Extent& extent : extents) {
+    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent.offset),
+              static_cast<off_t>(extent.bytes));
+  }
+}
+
+void* ChunkSpace::ReserveAddress(uint64_t bytes) {
+  void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) return nullptr;
+  madvise(address, bytes, MADV_DONTFORK);
+  madvise(address, bytes, MADV_DONTDUMP);
+  return address;
+}
+
+void ChunkSpace::FreeAddress(void* address, uint64_t bytes) { munmap(address, bytes); }
+
+std::string ChunkSpace::Map(void* address, const std::vector<Extent>& extents) const {
+  char* at = static_cast<char*>(address);
+  for (const Extent& extent : extents) {
+    void* mapped = mmap(at, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, memfd_,
+                        static_cast<off_t>(extent.offset));
+    if (mapped == MAP_FAILED) {
+      const int error = errno;
+      Unmap(address, static_cast<uint64_t>(at - static_cast<char*>(address)));
+      return std::string("The session's chunks could not be mapped (") + std::strerror(error) +
+             "); where this says \"Cannot allocate memory\", vm.max_map_count may be too low.";
+    }
+    at += extent.bytes;
+  }
+  // A data-loader worker must neither see nor keep alive what the trainer holds.
+  madvise(address, static_cast<uint64_t>(at - static_cast<char*>(address)), MADV_DONTFORK);
+  return "";
+}
+
+void ChunkSpace::Unmap(void* address, uint64_t bytes) {
+  if (bytes == 0) return;
+  // Mapped over rather than unmapped: the addresses stay reserved.
+  mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  madvise(address, bytes, MADV_DONTFORK);
+}
+
+}  // namespace misa
