@@ -36,7 +36,8 @@ std::string NoDaemonSentence(const std::string& socket_path) {
   struct stat information;
   if (stat(socket_path.c_str(), &information) != 0) {
     if (errno == EACCES) {
-      return absl::StrCat("you may not look at ", socket_path, ". Run misactl as root or as a member of the group misa.");
+      return absl::StrCat("you may not look at ", socket_path,
+                          ". Run misactl as root or as a member of the group misa.");
     }
     return absl::StrCat("no misad runs here: the socket ", socket_path, " does not exist. ", kStartHint);
   }
@@ -57,16 +58,16 @@ AdminClient::AdminClient(std::string runtime_directory, absl::Duration timeout)
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A snapshot, or the modules of many sessions, outgrow gRPC's default of 4 MiB.
   arguments.SetMaxReceiveMessageSize(256 << 20);
-  channel_ = grpc::CreateCustomChannel(absl::StrCat("unix://", socket_path_), grpc::InsecureChannelCredentials(),
-                                       arguments);
+  channel_ =
+      grpc::CreateCustomChannel(absl::StrCat("unix://", socket_path_), grpc::InsecureChannelCredentials(), arguments);
   stub_ = v1::AdminService::NewStub(channel_);
 }
 
 std::string AdminClient::RuntimeDirectory(const std::string& option) {
   const char* variable = std::getenv(kRuntimeDirectoryVariable);
-  const std::string chosen = !option.empty()                               ? option
+  const std::string chosen = !option.empty()                              ? option
                              : variable != nullptr && variable[0] != '\0' ? std::string(variable)
-                                                                           : kDefaultRuntimeDirectory;
+                                                                          : kDefaultRuntimeDirectory;
   return std::filesystem::absolute(chosen).lexically_normal().string();
 }
 
@@ -78,14 +79,14 @@ std::unique_ptr<grpc::ClientContext> AdminClient::NewContext() const {
 
 absl::Status AdminClient::ToStatus(const grpc::Status& status) const {
   if (status.ok()) return absl::OkStatus();
+  // A socket's path has to fit into sockaddr_un; gRPC calls the consequence an internal error.
+  if (socket_path_.size() >= sizeof(sockaddr_un::sun_path)) {
+    return absl::UnavailableError(absl::StrCat("the socket's path is too long (", socket_path_.size(),
+                                               " characters, at most ", sizeof(sockaddr_un::sun_path) - 1,
+                                               " are possible): ", socket_path_));
+  }
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
-      // A control socket's path has to fit into sockaddr_un.
-      if (socket_path_.size() >= sizeof(sockaddr_un::sun_path)) {
-        return absl::UnavailableError(absl::StrCat("the socket's path is too long (", socket_path_.size(),
-                                                   " characters, at most ", sizeof(sockaddr_un::sun_path) - 1,
-                                                   " are possible): ", socket_path_));
-      }
       return absl::UnavailableError(NoDaemonSentence(socket_path_));
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return absl::UnavailableError(absl::StrCat("misad at ", socket_path_, " did not answer within ",

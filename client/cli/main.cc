@@ -1,0 +1,99 @@
+// misactl: what a misad on this machine does, and the few things that can be asked of it.
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/time/time.h"
+#include "client/cli/admin_client.h"
+#include "client/cli/commands.h"
+
+namespace {
+
+constexpr char kExamples[] =
+    "Examples:\n"
+    "  misactl status                          the daemon, its device, pool and link\n"
+    "  misactl sessions                        who trains, under which budget, how fast\n"
+    "  misactl modules --session s1            where each module's weights, gradients and state are\n"
+    "  misactl events --follow                 loads, unloads, plans, attaches as they happen\n"
+    "  misactl events --backlog 100 --json     the last 100 events as JSON lines\n"
+    "  misactl budget s1 2GiB                  change a session's budget from its next step on\n"
+    "  misactl health                          exit status 0 when misad serves: for containers\n"
+    "  misactl snapshot > snapshot.json        everything the daemon knows\n"
+    "\n"
+    "Exit status: 0 done, 1 refused or not serving, 2 no daemon or wrong usage.\n";
+
+// Options before the name of the command, or after it.
+void AddCommonOptions(CLI::App* app, std::string* runtime_directory, double* timeout_seconds, bool* json) {
+  app->add_option("--runtime-dir", *runtime_directory,
+                  "Folder of the daemon's sockets (default: $MISA_RUNTIME_DIR, else /run/misa)")
+      ->type_name("FOLDER");
+  app->add_option("--timeout", *timeout_seconds, "Seconds to wait for an answer (default: 5)")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.01, 3600.0));
+  app->add_flag("--json", *json, "One JSON object instead of a table; sizes in bytes, times in seconds");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace misa::cli;
+
+  std::string runtime_directory;
+  double timeout_seconds = 5;
+  bool json = false;
+  std::string session;
+  std::string size;
+  std::string reason = "asked for with misactl drain";
+  uint32_t backlog = 50;
+  bool follow = false;
+
+  CLI::App app{std::string(kExamples)};
+  app.name("misactl");
+  app.set_version_flag("--version", MISA_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();
+  AddCommonOptions(&app, &runtime_directory, &timeout_seconds, &json);
+
+  CLI::App* status = app.add_subcommand("status", "The daemon, its device, pool, disk and link");
+  CLI::App* sessions = app.add_subcommand("sessions", "One line for each session");
+  CLI::App* modules = app.add_subcommand("modules", "One line for each module: where it is, how much it matters");
+  modules->add_option("--session", session, "Only this session's modules")->type_name("SESSION");
+  CLI::App* events = app.add_subcommand("events", "What happened, the newest last");
+  events->add_option("--backlog", backlog, "How many past events to show (default: 50)")->type_name("COUNT");
+  events->add_flag("-f,--follow", follow, "Go on with events as they happen, until interrupted");
+  CLI::App* health = app.add_subcommand("health", "Exit status 0 when the daemon serves, else 1");
+  CLI::App* budget = app.add_subcommand("budget", "Change how much device memory a session may hold");
+  budget->add_option("session", session, "The session, as `misactl sessions` names it")->required();
+  budget->add_option("bytes", size, "The new budget: 2GiB, 512MiB, 1500000000")->required();
+  CLI::App* drain = app.add_subcommand("drain", "Take no new sessions from now on; those that run go on");
+  drain->add_option("reason", reason, "Why, for the log and the trainers");
+  CLI::App* snapshot = app.add_subcommand("snapshot", "Everything the daemon knows, as one JSON object");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitDone : kExitNoDaemon;
+  }
+
+  // gRPC's own log lines say nothing that misactl does not say as a sentence.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  const bool color = isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
+  const Output output{std::cout, std::cerr, json, color};
+  AdminClient client(AdminClient::RuntimeDirectory(runtime_directory), absl::Seconds(timeout_seconds));
+
+  ExitCode code = kExitDone;
+  if (status->parsed()) code = Status(client, output);
+  if (sessions->parsed()) code = Sessions(client, output);
+  if (modules->parsed()) code = Modules(client, output, session);
+  if (events->parsed()) code = Events(client, output, backlog, follow);
+  if (health->parsed()) code = Health(client, output);
+  if (budget->parsed()) code = Budget(client, output, session, size);
+  if (drain->parsed()) code = Drain(client, output, reason);
+  if (snapshot->parsed()) code = Snapshot(client, output);
+  std::cout.flush();
+  return code;
+}
