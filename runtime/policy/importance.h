@@ -18,6 +18,8 @@ struct GradientStatistics {
 double Variance(const GradientStatistics& statistics);
 // Squared norm scaled by the number of parameters: sum_squares / count; 0 for count 0.
 double ScaledSquaredNorm(const GradientStatistics& statistics);
+// An empty string, or a sentence for statistics that are not finite or whose sum of squares is negative.
+std::string CheckStatistics(const GradientStatistics& statistics);
 
 enum class Signal : uint8_t { kVariance, kSquaredNorm };
 
@@ -31,11 +33,12 @@ class ImportanceTracker {
   };
   enum class Heat : uint8_t { kCold, kWarm, kHot };
 
+  // Impossible options are left out in favour of the defaults; ask SetOptions for the sentence.
   ImportanceTracker(size_t modules, Options options);
   // Replaces the options; keeps S. Returns a sentence when they are impossible, and changes nothing then.
   std::string SetOptions(Options options);
   // Folds one step's statistics of module in; the first observation sets S. Non-finite statistics are refused with a
-  // sentence, and S stays.
+  // sentence, and S stays. Statistics of no elements (no gradient in this step) leave S as it is.
   std::string Observe(size_t module, const GradientStatistics& statistics);
   void Resize(size_t modules);
 

@@ -34,7 +34,9 @@ class ModuleSampler {
   // CheckSampler must have returned "". Draws the first round's set at once.
   ModuleSampler(SamplerOptions options, std::vector<SamplerModule> modules);
 
-  // Indices into `modules` that are trained in this round, ascending. Never empty.
+  // Indices into `modules` that are trained in this round, ascending. Never empty: modules are drawn until the next one
+  // would take the share past delta, but as long as none was taken, one that is larger than delta by itself is put aside
+  // and the draw goes on among the rest.
   const std::vector<uint32_t>& active() const { return active_; }
   uint64_t round() const { return round_; }
   // Optimizer steps done in this round, 0 … inner_steps - 1.
@@ -42,6 +44,8 @@ class ModuleSampler {
 
   // Gradient statistics of one active module of the present step. Several calls for one module in a step (accumulation)
   // keep the last. A sentence for a module that is not active or for non-finite statistics; nothing changes then.
+  // Statistics of no elements count as not observed. The mean over the round is taken over the steps observed, which is
+  // the paper's (1/T) * sum when every step was; a module not observed in the whole round keeps its G.
   std::string Observe(uint32_t module, const GradientStatistics& statistics);
 
   // Ends an optimizer step. True when that ended the round: G is updated and the next set drawn; `active()` is then the
@@ -51,7 +55,8 @@ class ModuleSampler {
   // Over the whole state (generator, G, round, active set, sums): equal digests mean equal future draws.
   uint64_t Digest() const;
   std::vector<uint8_t> Serialize() const;
-  // A sentence for damaged bytes or bytes of other modules; nothing changes then.
+  // A sentence for damaged bytes, or bytes of other modules or other options (the seed apart: the saved generator goes
+  // on); nothing changes then.
   std::string Restore(const std::vector<uint8_t>& bytes);
 
   const std::vector<double>& importance() const { return g_; }
@@ -65,7 +70,8 @@ class ModuleSampler {
   uint64_t total_parameters_ = 0;
   std::vector<double> g_;
   std::vector<double> round_sum_;      // of the scaled squared norm, this round
-  std::vector<double> step_value_;     // this step's, NaN where none
+  std::vector<uint32_t> round_count_;  // steps of this round in which the module was observed
+  std::vector<double> step_value_;     // this step's, negative where none
   std::vector<uint32_t> active_;
   uint64_t round_ = 0;
   uint32_t step_in_round_ = 0;

@@ -1,0 +1,196 @@
+// Lower bounds of a step: facets may be split to the byte and transfers are free to overlap anything.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <queue>
+#include <utility>
+
+#include "runtime/policy/planner.h"
+#include "runtime/policy/step_model.h"
+
+namespace misa::policy {
+namespace {
+
+constexpr int kMostPeriods = 48;
+constexpr size_t kWindowStarts = 64;
+
+// Bytes that would have to be kept on the device over some positions to save their transfer.
+struct Arc {
+  uint32_t start = 0;   // first position covered
+  uint32_t length = 0;  // positions covered, under one period
+  int64_t bytes = 0;
+};
+
+// The least bytes a period, in the long run, of arcs that cannot be kept whole while each position p has `room[p]`.
+// On a line, evicting from the arc that ends farthest whenever a position overflows loses the fewest bytes on every
+// prefix (Belady 1966; for intervals with fractions: Carlisle and Lloyd 1995, Faigle and Nawijn 1995, by exchange).
+// A periodic schedule repeated K times is a schedule on the line, so with D(K) the greedy's loss over K periods from an
+// empty device, D(K) <= K * best. Where the greedy comes back to a state it was in, the loss between the two is exactly
+// what `best` is, a period; else D(K) / K is returned, still a bound.
+double LeastLoss(const std::vector<Arc>& arcs, const std::vector<int64_t>& room) {
+  const int64_t count = static_cast<int64_t>(room.size());
+  std::vector<std::vector<uint32_t>> starts(room.size());
+  std::vector<std::vector<uint32_t>> ends(room.size());
+  for (uint32_t a = 0; a < arcs.size(); ++a) {
+    if (arcs[a].length > 0) {
+      starts[arcs[a].start].push_back(a);
+      ends[(arcs[a].start + arcs[a].length) % room.size()].push_back(a);
+    }
+  }
+  std::vector<int64_t> left(arcs.size(), 0);  // bytes of the open instance still kept
+  std::vector<uint8_t> open(arcs.size(), 0);
+  std::priority_queue<std::pair<int64_t, uint32_t>> farthest;  // (end, arc); closed arcs are cleared as they surface
+  std::map<std::vector<int64_t>, std::pair<int, double>> seen;
+  int64_t held = 0;
+  double lost = 0;
+  int64_t now = 0;
+  for (int period = 1; period <= kMostPeriods; ++period) {
+    for (int64_t p = 0; p < count; ++p, ++now) {
+      for (const uint32_t a : ends[p]) {
+        if (open[a] != 0) {
+          open[a] = 0;
+          held -= left[a];
+          left[a] = 0;
+        }
+      }
+      for (const uint32_t a : starts[p]) {
+        open[a] = 1;
+        left[a] = arcs[a].bytes;
+        held += left[a];
+        farthest.push({now + arcs[a].length, a});
+      }
+      while (held > room[p] && !farthest.empty()) {
+        const auto [end, a] = farthest.top();
+        if (end <= now || open[a] == 0 || left[a] == 0) {
+          farthest.pop();
+          continue;
+        }
+        const int64_t gone = std::min(left[a], held - room[p]);
+        left[a] -= gone;
+        held -= gone;
+        lost += static_cast<double>(gone);
+      }
+    }
+    const auto [state, fresh] = seen.insert({left, {period, lost}});
+    if (!fresh) {
+      return (lost - state->second.second) / (period - state->second.first);
+    }
+  }
+  return lost / kMostPeriods;
+}
+
+// A read interval: content that an earlier use left behind must be kept between the two uses, or loaded.
+double LeastLoads(const StepModel& model) {
+  std::vector<Arc> arcs;
+  std::vector<int64_t> room(model.positions());
+  for (size_t p = 0; p < room.size(); ++p) {
+    room[p] = model.capacity[p] - model.used[p];
+  }
+  for (const FacetUse& use : model.uses) {
+    if (use.next_needs_content) {
+      arcs.push_back({static_cast<uint32_t>((use.position + 1) % room.size()), use.distance - 1,
+                      model.bytes[use.facet]});
+    }
+  }
+  return LeastLoss(arcs, room);
+}
+
+// A dirty chain: content written at one use is, up to its last use before it dies or is written again, either on the
+// device all along or was copied down at least once. A facet's own uses inside its chain already count in `used`, so
+// there the chain is given the facet's room back: that only relaxes the problem.
+double LeastUnloads(const StepModel& model) {
+  const size_t count = model.positions();
+  std::vector<Arc> arcs;
+  std::vector<int64_t> room(count);
+  for (size_t p = 0; p < count; ++p) {
+    room[p] = model.capacity[p] - model.used[p];
+  }
+  for (const FacetUse& first : model.uses) {
+    if (!first.dirties()) {
+      continue;
+    }
+    uint64_t reach = 0;
+    const FacetUse* use = &first;
+    // Ends at the latest back at the first, which dirties.
+    while (use->next_needs_content) {
+      reach += use->distance;
+      use = &model.uses[use->next];
+      if (use->dirties()) {
+        break;
+      }
+      if (use->next_needs_content) {
+        room[use->position] += model.bytes[use->facet];
+      }
+    }
+    if (reach > 0) {
+      arcs.push_back({static_cast<uint32_t>((first.position + 1) % count), static_cast<uint32_t>(reach - 1),
+                      model.bytes[first.facet]});
+    }
+  }
+  return LeastLoss(arcs, room);
+}
+
+// The least time in which the link moves both: alone at (load, unload), together at (duplex_load, duplex_unload). With
+// d seconds of both at once the total is (L - d * dl) / l + (U - d * du) / u + d, linear in d, so that its least is at
+// one of the ends of what d can be. ((L + U) / (dl + du) is not a bound: one direction alone may be faster than both.)
+double LinkSeconds(double loads, double unloads, const LinkRates& link) {
+  const double load = std::max(link.load, link.duplex_load);
+  const double unload = std::max(link.unload, link.duplex_unload);
+  const double apart = loads / load + unloads / unload;
+  const double d = std::min(loads / link.duplex_load, unloads / link.duplex_unload);
+  const double together = (loads - d * link.duplex_load) / load + (unloads - d * link.duplex_unload) / unload + d;
+  return std::max({loads / load, unloads / unload, std::min(apart, together)});
+}
+
+// Within a step: from the arrival at position a to the start of the compute of a later position b, all content read in
+// between that was not on the device at a is loaded, and the device held at most capacity[a]. The rest of the period
+// takes its compute. For every a and b: T >= (read(a..b) - capacity[a]) / load + compute(b..a + period).
+double PrefixSeconds(const StepModel& model) {
+  const size_t count = model.positions();
+  const double load = std::max(model.link.load, model.link.duplex_load);
+  std::vector<size_t> seen(model.bytes.size(), 0);
+  double longest = 0;
+  const size_t starts = std::min(count, kWindowStarts);
+  for (size_t k = 0; k < starts; ++k) {
+    const size_t a = k * count / starts;
+    double read = 0;
+    double passed = 0;  // compute of a … b - 1
+    for (size_t step = 0; step < count; ++step) {
+      const size_t b = (a + step) % count;
+      for (uint32_t u = model.first_use[b]; u < model.first_use[b + 1]; ++u) {
+        const FacetUse& use = model.uses[u];
+        // Only a facet's first use in the window counts: content born inside it was never below.
+        if (seen[use.facet] != k + 1) {
+          seen[use.facet] = k + 1;
+          read += use.needs_content ? static_cast<double>(model.bytes[use.facet]) : 0;
+        }
+      }
+      const double missing = read - static_cast<double>(model.capacity[a]);
+      if (missing > 0) {
+        longest = std::max(longest, missing / load + model.compute_total - passed);
+      }
+      passed += model.compute[b];
+    }
+  }
+  return longest;
+}
+
+}  // namespace
+
+Result<Bound> LowerBound(const PlanInput& input) {
+  Result<Bound> result;
+  Result<StepModel> model = BuildStepModel(input);
+  if (!model.ok()) {
+    result.error = model.error;
+    return result;
+  }
+  const double loads = LeastLoads(model.value);
+  const double unloads = LeastUnloads(model.value);
+  result.value.load_bytes = static_cast<uint64_t>(std::floor(loads));
+  result.value.unload_bytes = static_cast<uint64_t>(std::floor(unloads));
+  result.value.step_seconds = std::max(
+      {model.value.compute_total, LinkSeconds(loads, unloads, model.value.link), PrefixSeconds(model.value)});
+  return result;
+}
+
+}  // namespace misa::policy

@@ -1,0 +1,124 @@
+#include "runtime/policy/importance.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace misa::policy {
+namespace {
+
+std::string CheckOptions(const ImportanceTracker::Options& options) {
+  if (!(options.alpha > 0 && options.alpha <= 1)) {
+    return "The smoothing factor alpha must be above 0 and at most 1, and is " + std::to_string(options.alpha) + ".";
+  }
+  if (!(options.cold >= 0 && options.cold <= options.hot && options.hot <= 1)) {
+    return "The thresholds must be 0 <= cold <= hot <= 1, and are cold " + std::to_string(options.cold) + ", hot " +
+           std::to_string(options.hot) + ".";
+  }
+  return "";
+}
+
+}  // namespace
+
+double Variance(const GradientStatistics& statistics) {
+  if (statistics.count == 0) {
+    return 0;
+  }
+  const double count = static_cast<double>(statistics.count);
+  const double mean = statistics.sum / count;
+  // The difference of two near-equal numbers may round below zero.
+  return std::max(0.0, statistics.sum_squares / count - mean * mean);
+}
+
+double ScaledSquaredNorm(const GradientStatistics& statistics) {
+  return statistics.count == 0 ? 0 : statistics.sum_squares / static_cast<double>(statistics.count);
+}
+
+std::string CheckStatistics(const GradientStatistics& statistics) {
+  if (!std::isfinite(statistics.sum) || !std::isfinite(statistics.sum_squares) || statistics.sum_squares < 0) {
+    return "The gradient statistics are not finite (sum " + std::to_string(statistics.sum) + ", sum of squares " +
+           std::to_string(statistics.sum_squares) + "), so they were left out.";
+  }
+  return "";
+}
+
+ImportanceTracker::ImportanceTracker(size_t modules, Options options) {
+  SetOptions(options);
+  Resize(modules);
+}
+
+std::string ImportanceTracker::SetOptions(Options options) {
+  std::string error = CheckOptions(options);
+  if (error.empty()) {
+    options_ = options;
+  }
+  return error;
+}
+
+std::string ImportanceTracker::Observe(size_t module, const GradientStatistics& statistics) {
+  if (module >= importance_.size()) {
+    return "There is no module " + std::to_string(module) + " among " + std::to_string(importance_.size()) + ".";
+  }
+  if (std::string error = CheckStatistics(statistics); !error.empty()) {
+    return error;
+  }
+  if (statistics.count == 0) {
+    return "";  // no gradient says nothing about importance: a frozen module keeps what it had
+  }
+  const double signal =
+      options_.signal == Signal::kVariance ? Variance(statistics) : ScaledSquaredNorm(statistics);
+  if (!std::isfinite(signal)) {
+    return "The gradient statistics overflow, so they were left out.";
+  }
+  if (observed_[module]) {
+    importance_[module] = options_.alpha * signal + (1 - options_.alpha) * importance_[module];
+  } else {
+    // Starting from 0 would make a module look unimportant for the first 1/alpha steps.
+    importance_[module] = signal;
+    observed_[module] = true;
+  }
+  return "";
+}
+
+void ImportanceTracker::Resize(size_t modules) {
+  importance_.resize(modules, 0);
+  observed_.resize(modules, false);
+  heat_.resize(modules, Heat::kWarm);
+}
+
+std::vector<double> ImportanceTracker::Ranks() const {
+  const size_t count = importance_.size();
+  std::vector<double> ranks(count, 0.5);
+  if (count < 2) {
+    return ranks;  // alone, a module is neither above nor below anything
+  }
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return importance_[a] < importance_[b]; });
+  for (size_t first = 0; first < count;) {
+    size_t last = first;
+    while (last + 1 < count && importance_[order[last + 1]] == importance_[order[first]]) {
+      ++last;
+    }
+    const double rank = static_cast<double>(first + last) / 2 / static_cast<double>(count - 1);
+    for (size_t i = first; i <= last; ++i) {
+      ranks[order[i]] = rank;
+    }
+    first = last + 1;
+  }
+  return ranks;
+}
+
+const std::vector<ImportanceTracker::Heat>& ImportanceTracker::UpdateHeat() {
+  const std::vector<double> ranks = Ranks();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] >= options_.hot) {
+      heat_[i] = Heat::kHot;
+    } else if (ranks[i] <= options_.cold) {
+      heat_[i] = Heat::kCold;
+    }
+  }
+  return heat_;
+}
+
+}  // namespace misa::policy

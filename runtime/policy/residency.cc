@@ -1,0 +1,276 @@
+#include "runtime/policy/residency.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <tuple>
+
+#include "runtime/policy/range_min.h"
+
+namespace misa::policy {
+namespace {
+
+constexpr int kMostPeriods = 12;
+constexpr int kMostTies = 8;
+
+// The positions at which keeping a facet over an interval takes room that its going would free.
+struct Cover {
+  uint32_t start = 0;
+  uint32_t length = 0;
+};
+
+// Covers without transfers: everything strictly between the two uses.
+std::vector<Cover> FullCovers(const StepModel& model) {
+  std::vector<Cover> covers(model.uses.size());
+  for (size_t u = 0; u < covers.size(); ++u) {
+    const FacetUse& use = model.uses[u];
+    covers[u] = {static_cast<uint32_t>((use.position + 1) % model.positions()), use.distance - 1};
+  }
+  return covers;
+}
+
+// Positions that `seconds` of compute take: forwards from the end of `position`, or backwards from its beginning.
+// At most a quarter of the period, so that a slow link does not forbid all absence.
+uint32_t PositionsIn(const StepModel& model, size_t position, double seconds, bool forwards) {
+  const size_t count = model.positions();
+  const size_t most = count / 4;
+  size_t reached = 0;
+  double passed = 0;
+  while (reached < most && passed < seconds) {
+    ++reached;
+    passed += model.compute[forwards ? (position + reached) % count : (position + count - reached) % count];
+  }
+  return static_cast<uint32_t>(reached);
+}
+
+// Sweeps the period with farthest-next-use eviction (Belady's MIN on intervals).
+class Sweep {
+ public:
+  Sweep(const StepModel& model, const std::vector<Cover>& covers, const std::vector<int64_t>& room, double tie_window)
+      : model_(model), covers_(covers), room_(room), tie_window_(tie_window) {
+    const size_t count = model.positions();
+    starts_.resize(count);
+    ends_.resize(count);
+    for (uint32_t u = 0; u < covers.size(); ++u) {
+      if (covers[u].length > 0) {
+        starts_[covers[u].start].push_back(u);
+        ends_[(covers[u].start + covers[u].length) % count].push_back(u);
+      }
+    }
+    active_.assign(covers.size(), false);
+    end_of_.assign(covers.size(), 0);
+    leaves_dirty_.assign(covers.size(), false);
+    dirty_.assign(model.bytes.size(), true);
+  }
+
+  // Puts the intervals in that `kept` has reaching over the start of the period.
+  void Enter(const std::vector<uint8_t>& kept) {
+    const int64_t count = static_cast<int64_t>(model_.positions());
+    for (uint32_t u = 0; u < covers_.size(); ++u) {
+      if (kept[u] != 0 && int64_t{covers_[u].start} + covers_[u].length > count) {
+        leaves_dirty_[u] = true;
+        Insert(u, int64_t{model_.uses[u].position} + model_.uses[u].distance - count);
+      }
+    }
+  }
+
+  // One period. Intervals that start are kept until evicted; with `keep_evicted` those that `kept` has as gone stay so.
+  void Run(std::vector<uint8_t>* kept, bool keep_evicted) {
+    const int64_t count = static_cast<int64_t>(model_.positions());
+    for (int64_t p = 0; p < count; ++p, ++now_) {
+      for (const uint32_t u : ends_[p]) {
+        Remove(u);
+      }
+      for (const uint32_t u : starts_[p]) {
+        const FacetUse& use = model_.uses[u];
+        if (use.discards()) {
+          continue;
+        }
+        if (keep_evicted && (*kept)[u] == 0) {
+          continue;
+        }
+        (*kept)[u] = 1;
+        const int64_t since = (p - use.position + count) % count;
+        Insert(u, now_ - since + use.distance);
+      }
+      while (held_ > room_[p] && !order_.empty()) {
+        const uint32_t victim = PickVictim();
+        Remove(victim);
+        (*kept)[victim] = 0;
+      }
+      for (uint32_t u = model_.first_use[p]; u < model_.first_use[p + 1]; ++u) {
+        const FacetUse& use = model_.uses[u];
+        const bool came = (*kept)[use.previous] == 0;
+        dirty_[use.facet] = use.dirties() || (dirty_[use.facet] && !came);
+        leaves_dirty_[u] = dirty_[use.facet];
+      }
+    }
+  }
+
+ private:
+  void Insert(uint32_t u, int64_t next_use) {
+    // Content that nothing reads again goes before all else.
+    end_of_[u] = model_.uses[u].next_needs_content ? next_use : next_use + (int64_t{1} << 40);
+    active_[u] = true;
+    held_ += model_.bytes[model_.uses[u].facet];
+    order_.insert({end_of_[u], u});
+  }
+  void Remove(uint32_t u) {
+    if (active_[u]) {
+      active_[u] = false;
+      held_ -= model_.bytes[model_.uses[u].facet];
+      order_.erase({end_of_[u], u});
+    }
+  }
+  uint32_t PickVictim() const {
+    auto candidate = order_.rbegin();
+    const uint32_t farthest = candidate->second;
+    const double nearest = static_cast<double>(candidate->first) -
+                           tie_window_ * static_cast<double>(candidate->first - now_);
+    for (int tie = 0; tie < kMostTies && candidate != order_.rend(); ++tie, ++candidate) {
+      if (static_cast<double>(candidate->first) < nearest) {
+        break;
+      }
+      if (!leaves_dirty_[candidate->second]) {
+        return candidate->second;
+      }
+    }
+    return farthest;
+  }
+
+  const StepModel& model_;
+  const std::vector<Cover>& covers_;
+  const std::vector<int64_t>& room_;
+  const double tie_window_;
+  std::vector<std::vector<uint32_t>> starts_;
+  std::vector<std::vector<uint32_t>> ends_;
+  std::vector<uint8_t> active_;
+  std::vector<int64_t> end_of_;
+  std::vector<uint8_t> leaves_dirty_;
+  std::vector<uint8_t> dirty_;
+  std::set<std::pair<int64_t, uint32_t>> order_;
+  int64_t held_ = 0;
+  int64_t now_ = 0;
+};
+
+std::vector<int64_t> RoomBesideUses(const StepModel& model) {
+  std::vector<int64_t> room(model.positions());
+  for (size_t p = 0; p < room.size(); ++p) {
+    room[p] = model.capacity[p] - model.used[p];
+  }
+  return room;
+}
+
+// Makes the choice hold around the period: a choice taken from a sweep that did not settle may not.
+void Repair(const StepModel& model, std::vector<uint8_t>* kept) {
+  const std::vector<Cover> covers = FullCovers(model);
+  const std::vector<int64_t> room = RoomBesideUses(model);
+  Sweep sweep(model, covers, room, 0);
+  sweep.Enter(*kept);
+  sweep.Run(kept, true);
+}
+
+// Keeps what still fits: evictions of whole facets free more than was missing. Short intervals first, they take the
+// least room for the transfers they save.
+void Fill(const StepModel& model, const std::vector<Cover>& covers, const std::vector<int64_t>& room,
+          std::vector<uint8_t>* kept) {
+  RangeMin left(room);
+  std::vector<uint32_t> gone;
+  for (uint32_t u = 0; u < covers.size(); ++u) {
+    if (covers[u].length == 0) {
+      continue;
+    }
+    if ((*kept)[u] != 0) {
+      left.Add(covers[u].start, covers[u].length, -model.bytes[model.uses[u].facet]);
+    } else if (!model.uses[u].discards() && model.uses[u].next_needs_content) {
+      gone.push_back(u);
+    }
+  }
+  std::sort(gone.begin(), gone.end(), [&](uint32_t a, uint32_t b) {
+    return std::tuple(covers[a].length, -model.bytes[model.uses[a].facet], a) <
+           std::tuple(covers[b].length, -model.bytes[model.uses[b].facet], b);
+  });
+  for (const uint32_t u : gone) {
+    const int64_t bytes = model.bytes[model.uses[u].facet];
+    if (left.Min(covers[u].start, covers[u].length) >= bytes) {
+      left.Add(covers[u].start, covers[u].length, -bytes);
+      (*kept)[u] = 1;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<uint8_t> ChooseResidency(const StepModel& model, const ResidencyOptions& options) {
+  const size_t count = model.positions();
+  // Uses widened by the time of their transfers: room that is taken whether the facet stays or goes.
+  std::vector<double> load_seconds(count, 0);
+  std::vector<double> unload_seconds(count, 0);
+  std::vector<uint8_t> ever_dirty(model.bytes.size(), 0);
+  for (const FacetUse& use : model.uses) {
+    ever_dirty[use.facet] |= use.dirties() ? 1 : 0;
+  }
+  for (const FacetUse& use : model.uses) {
+    const double bytes = static_cast<double>(model.bytes[use.facet]);
+    load_seconds[use.position] += use.needs_content ? bytes / model.link.duplex_load : 0;
+    unload_seconds[use.position] += !use.discards() && ever_dirty[use.facet] ? bytes / model.link.duplex_unload : 0;
+  }
+  std::vector<uint32_t> lead(count);
+  std::vector<uint32_t> lag(count);
+  for (size_t p = 0; p < count; ++p) {
+    lead[p] = PositionsIn(model, p, options.transfer_room * load_seconds[p], false);
+    lag[p] = PositionsIn(model, p, options.transfer_room * unload_seconds[p], true);
+  }
+  std::vector<Cover> covers = FullCovers(model);
+  std::vector<int64_t> change(count + 1, 0);
+  std::vector<int64_t> room = RoomBesideUses(model);
+  const auto take = [&](size_t first, size_t length, int64_t bytes) {
+    first %= count;
+    change[first] -= bytes;
+    change[std::min(first + length, count)] += bytes;
+    if (first + length > count) {
+      change[0] -= bytes;
+      change[first + length - count] += bytes;
+    }
+  };
+  for (size_t u = 0; u < covers.size(); ++u) {
+    const FacetUse& use = model.uses[u];
+    if (use.discards()) {
+      continue;
+    }
+    const uint32_t inside = use.distance - 1;
+    const uint32_t before =
+        use.next_needs_content ? std::min(inside, lead[(use.position + use.distance) % count]) : 0;
+    const uint32_t after = ever_dirty[use.facet] ? std::min(inside - before, lag[use.position]) : 0;
+    covers[u].start = static_cast<uint32_t>((covers[u].start + after) % count);
+    covers[u].length = inside - before - after;
+    take(use.position + 1, after, model.bytes[use.facet]);
+    take(use.position + use.distance - before, before, model.bytes[use.facet]);
+  }
+  int64_t taken = 0;
+  for (size_t p = 0; p < count; ++p) {
+    taken += change[p];
+    room[p] += taken;
+  }
+
+  std::vector<uint8_t> kept(model.uses.size());
+  for (size_t u = 0; u < kept.size(); ++u) {
+    kept[u] = model.uses[u].discards() ? 0 : 1;
+  }
+  Sweep sweep(model, covers, room, options.tie_window);
+  std::vector<uint8_t> before = kept;
+  for (int period = 0; period < kMostPeriods; ++period) {
+    sweep.Run(&kept, false);
+    if (period > 0 && kept == before) {
+      break;
+    }
+    before = kept;
+  }
+  Repair(model, &kept);
+  Fill(model, covers, room, &kept);
+  // The widened room is less than the real one except where an absence is shorter than its transfers.
+  Repair(model, &kept);
+  return kept;
+}
+
+}  // namespace misa::policy

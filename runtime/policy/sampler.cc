@@ -1,0 +1,384 @@
+#include "runtime/policy/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "runtime/policy/fnv.h"
+#include "runtime/policy/portable_math.h"
+
+namespace misa::policy {
+namespace {
+
+constexpr uint64_t kMagic = 0x31504d415341494dull;  // "MIASAMP1", little end first
+constexpr double kNotObserved = -1;                 // a scaled squared norm is never negative
+
+// The output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit words.
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// Parameters that may be trained in a round. Products of doubles round alike on every machine.
+uint64_t Allowance(double delta, uint64_t total) {
+  return delta >= 1 ? total : static_cast<uint64_t>(delta * static_cast<double>(total));
+}
+
+uint64_t TotalParameters(const std::vector<SamplerModule>& modules) {
+  uint64_t total = 0;
+  for (const SamplerModule& module : modules) {
+    total += module.parameter_count;
+  }
+  return total;
+}
+
+uint64_t ModulesDigest(const std::vector<SamplerModule>& modules) {
+  Fnv hash;
+  for (const SamplerModule& module : modules) {
+    hash.Add64(module.name.size());
+    for (const char c : module.name) {
+      hash.AddByte(static_cast<uint8_t>(c));
+    }
+    hash.Add64(module.parameter_count);
+  }
+  return hash.value();
+}
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+// The share as a short decimal number, rounded up so that it does work as a delta.
+std::string WorkingDelta(uint64_t count, uint64_t total) {
+  double delta = static_cast<double>(count) / static_cast<double>(total);
+  for (int digits = 4; digits <= 17; ++digits) {
+    const double unit = std::pow(10.0, std::floor(std::log10(delta)) - digits + 1);
+    const double rounded = std::min(1.0, std::ceil(delta / unit) * unit);
+    char text[40];
+    std::snprintf(text, sizeof text, "%.*g", digits, rounded);
+    if (Allowance(std::strtod(text, nullptr), total) >= count) {
+      return text;
+    }
+  }
+  return "1";
+}
+
+class Writer {
+ public:
+  void Word(uint64_t word) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      bytes.push_back(static_cast<uint8_t>(word >> shift));
+    }
+  }
+  void Real(double value) { Word(std::bit_cast<uint64_t>(value)); }
+
+  std::vector<uint8_t> bytes;
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::vector<uint8_t>& bytes) : bytes_(bytes) {}
+  uint64_t Word() {
+    if (bytes_.size() - at_ < 8) {
+      good_ = false;
+      return 0;
+    }
+    uint64_t word = 0;
+    for (int i = 0; i < 8; ++i) {
+      word |= static_cast<uint64_t>(bytes_[at_ + i]) << (8 * i);
+    }
+    at_ += 8;
+    return word;
+  }
+  double Real() { return std::bit_cast<double>(Word()); }
+  bool good() const { return good_; }
+  size_t left() const { return bytes_.size() - at_; }
+
+ private:
+  const std::vector<uint8_t>& bytes_;
+  size_t at_ = 0;
+  bool good_ = true;
+};
+
+uint64_t Checksum(const std::vector<uint8_t>& bytes, size_t count) {
+  Fnv hash;
+  for (size_t i = 0; i < count; ++i) {
+    hash.AddByte(bytes[i]);
+  }
+  return hash.value();
+}
+
+}  // namespace
+
+std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& modules) {
+  if (!(options.delta > 0 && options.delta <= 1)) {
+    return "The share delta must be above 0 and at most 1, and is " + Number(options.delta) + ".";
+  }
+  if (!(options.eta >= 0) || !std::isfinite(options.eta)) {
+    return "The sharpness eta must be a finite number of at least 0, and is " + Number(options.eta) + ".";
+  }
+  if (!(options.alpha > 0 && options.alpha <= 1)) {
+    return "The smoothing factor alpha must be above 0 and at most 1, and is " + Number(options.alpha) + ".";
+  }
+  if (options.inner_steps == 0) {
+    return "A round needs at least 1 inner step, and inner_steps is 0.";
+  }
+  if (modules.empty()) {
+    return "There are no modules to sample from.";
+  }
+  if (modules.size() > std::numeric_limits<uint32_t>::max()) {
+    return "There are more modules than a 32-bit index can name.";
+  }
+  uint64_t total = 0;
+  const SamplerModule* smallest = &modules[0];
+  for (const SamplerModule& module : modules) {
+    if (module.parameter_count == 0) {
+      return "Module \"" + module.name + "\" has no parameters, so it cannot be sampled.";
+    }
+    // Doubles hold whole numbers exactly up to here; the shares below count on it.
+    if (module.parameter_count > (uint64_t{1} << 53) - total) {
+      return "The modules have more than 2^53 parameters together.";
+    }
+    total += module.parameter_count;
+    if (module.parameter_count < smallest->parameter_count) {
+      smallest = &module;
+    }
+  }
+  if (smallest->parameter_count > Allowance(options.delta, total)) {
+    const double share = static_cast<double>(smallest->parameter_count) / static_cast<double>(total);
+    return "With delta " + Number(options.delta) + " no module could ever be trained: the smallest, \"" +
+           smallest->name + "\", has a share of " + Number(share) + " (" + std::to_string(smallest->parameter_count) +
+           " of " + std::to_string(total) + " parameters); the smallest delta that works is " +
+           WorkingDelta(smallest->parameter_count, total) + ".";
+  }
+  return "";
+}
+
+ModuleSampler::ModuleSampler(SamplerOptions options, std::vector<SamplerModule> modules)
+    : options_(options),
+      modules_(std::move(modules)),
+      total_parameters_(TotalParameters(modules_)),
+      g_(modules_.size(), 0),
+      round_sum_(modules_.size(), 0),
+      round_count_(modules_.size(), 0),
+      step_value_(modules_.size(), kNotObserved) {
+  // Seeds that differ in one bit get unrelated keys.
+  generator_[0] = Mix(options_.seed + 0x9e3779b97f4a7c15ull);
+  Draw();
+}
+
+std::string ModuleSampler::Observe(uint32_t module, const GradientStatistics& statistics) {
+  if (!std::binary_search(active_.begin(), active_.end(), module)) {
+    const std::string name = module < modules_.size() ? "\"" + modules_[module].name + "\"" : std::to_string(module);
+    return "Module " + name + " is not trained in this round, so its gradient statistics were left out.";
+  }
+  if (std::string error = CheckStatistics(statistics); !error.empty()) {
+    return error;
+  }
+  step_value_[module] = statistics.count == 0 ? kNotObserved : ScaledSquaredNorm(statistics);
+  return "";
+}
+
+bool ModuleSampler::EndStep() {
+  for (const uint32_t module : active_) {
+    if (step_value_[module] >= 0) {
+      round_sum_[module] += step_value_[module];
+      ++round_count_[module];
+      step_value_[module] = kNotObserved;
+    }
+  }
+  if (++step_in_round_ < options_.inner_steps) {
+    return false;
+  }
+  for (const uint32_t module : active_) {
+    if (round_count_[module] > 0) {
+      const double mean = round_sum_[module] / round_count_[module];
+      // A sum of finite values may overflow; G stays finite, or the softmax would have no meaning.
+      if (std::isfinite(mean)) {
+        g_[module] = (1 - options_.alpha) * g_[module] + options_.alpha * mean;
+      }
+    }
+    round_sum_[module] = 0;
+    round_count_[module] = 0;
+  }
+  step_in_round_ = 0;
+  ++round_;
+  Draw();
+  return true;
+}
+
+void ModuleSampler::Draw() {
+  const uint64_t allowance = Allowance(options_.delta, total_parameters_);
+  const size_t count = modules_.size();
+  std::vector<double> weights(count, 0);
+  std::vector<bool> present(count, true);
+  uint64_t taken = 0;
+  active_.clear();
+  double largest = -1;
+  for (size_t draws = 0; draws < count; ++draws) {
+    // The exponents are taken relative to the largest one still present, so that neither a large eta * G overflows nor
+    // the weights of all that is left vanish once the heaviest are drawn.
+    double present_largest = -1;
+    for (size_t i = 0; i < count; ++i) {
+      if (present[i]) {
+        present_largest = std::max(present_largest, g_[i]);
+      }
+    }
+    if (present_largest != largest) {
+      largest = present_largest;
+      for (size_t i = 0; i < count; ++i) {
+        weights[i] = present[i] ? PortableExp(options_.eta * (g_[i] - largest)) : 0;
+      }
+    }
+    double total = 0;
+    for (size_t i = 0; i < count; ++i) {
+      total += weights[i];
+    }
+    const double threshold = Uniform() * total;
+    size_t drawn = count;
+    double below = 0;
+    for (size_t i = 0; i < count && drawn == count; ++i) {
+      below += weights[i];
+      // Rounding may leave threshold at the very end; then the last module with a weight is the drawn one.
+      if (weights[i] > 0 && below > threshold) {
+        drawn = i;
+      }
+    }
+    for (size_t i = count; drawn == count && i-- > 0;) {
+      if (weights[i] > 0) {
+        drawn = i;
+      }
+    }
+    present[drawn] = false;
+    weights[drawn] = 0;
+    if (modules_[drawn].parameter_count > allowance - taken) {
+      if (!active_.empty()) {
+        break;
+      }
+      continue;
+    }
+    taken += modules_[drawn].parameter_count;
+    active_.push_back(static_cast<uint32_t>(drawn));
+  }
+  std::sort(active_.begin(), active_.end());
+}
+
+double ModuleSampler::Uniform() {
+  // Counter-based: the n-th number is a function of key and n alone, so that a resume needs no history. The golden
+  // ratio steps and the mixing are SplitMix64's; the upper 53 bits are what a double holds exactly.
+  const uint64_t word = Mix(generator_[0] + 0x9e3779b97f4a7c15ull * ++generator_[1]);
+  return static_cast<double>(word >> 11) * 0x1p-53;
+}
+
+uint64_t ModuleSampler::Digest() const {
+  const std::vector<uint8_t> bytes = Serialize();
+  return Checksum(bytes, bytes.size() - 8);
+}
+
+std::vector<uint8_t> ModuleSampler::Serialize() const {
+  Writer out;
+  out.bytes.reserve(8 * (16 + 4 * modules_.size()));
+  out.Word(kMagic);
+  out.Word(ModulesDigest(modules_));
+  out.Word(modules_.size());
+  out.Real(options_.delta);
+  out.Real(options_.eta);
+  out.Real(options_.alpha);
+  out.Word(options_.inner_steps);
+  out.Word(generator_[0]);
+  out.Word(generator_[1]);
+  out.Word(round_);
+  out.Word(step_in_round_);
+  out.Word(active_.size());
+  for (const uint32_t module : active_) {
+    out.Word(module);
+  }
+  for (size_t i = 0; i < modules_.size(); ++i) {
+    out.Real(g_[i]);
+    out.Real(round_sum_[i]);
+    out.Word(round_count_[i]);
+    out.Real(step_value_[i]);
+  }
+  out.Word(Checksum(out.bytes, out.bytes.size()));
+  return std::move(out.bytes);
+}
+
+std::string ModuleSampler::Restore(const std::vector<uint8_t>& bytes) {
+  const std::string damaged = "The saved sampler state is damaged: ";
+  if (bytes.size() < 16 || bytes.size() % 8 != 0) {
+    return damaged + "it has " + std::to_string(bytes.size()) + " bytes.";
+  }
+  Reader tail(bytes);
+  if (tail.Word() != kMagic) {
+    return damaged + "it does not begin as one.";
+  }
+  Reader in(bytes);
+  in.Word();
+  const std::vector<uint8_t> last(bytes.end() - 8, bytes.end());
+  if (Reader(last).Word() != Checksum(bytes, bytes.size() - 8)) {
+    return damaged + "its checksum does not agree.";
+  }
+  const uint64_t digest = in.Word();
+  const uint64_t count = in.Word();
+  if (digest != ModulesDigest(modules_) || count != modules_.size()) {
+    return "The saved sampler state belongs to other modules (" + std::to_string(count) + " of them; here are " +
+           std::to_string(modules_.size()) + ").";
+  }
+  const double delta = in.Real();
+  const double eta = in.Real();
+  const double alpha = in.Real();
+  const uint64_t inner_steps = in.Word();
+  if (delta != options_.delta || eta != options_.eta || alpha != options_.alpha ||
+      inner_steps != options_.inner_steps) {
+    return "The saved sampler state was made with other options (delta " + Number(delta) + ", eta " + Number(eta) +
+           ", alpha " + Number(alpha) + ", inner steps " + std::to_string(inner_steps) + "), so a resume would not " +
+           "draw what the saved run would have drawn.";
+  }
+  const uint64_t key = in.Word();
+  const uint64_t counter = in.Word();
+  const uint64_t round = in.Word();
+  const uint64_t step = in.Word();
+  const uint64_t active_count = in.Word();
+  if (!in.good() || step >= inner_steps || active_count == 0 || active_count > count ||
+      in.left() != 8 * (active_count + 4 * count + 1)) {
+    return damaged + "its counts do not agree with its length.";
+  }
+  std::vector<uint32_t> active;
+  for (uint64_t i = 0; i < active_count; ++i) {
+    const uint64_t module = in.Word();
+    if (module >= count || (!active.empty() && module <= active.back())) {
+      return damaged + "its active set is not a set of modules.";
+    }
+    active.push_back(static_cast<uint32_t>(module));
+  }
+  std::vector<double> g(count);
+  std::vector<double> round_sum(count);
+  std::vector<uint32_t> round_count(count);
+  std::vector<double> step_value(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    g[i] = in.Real();
+    round_sum[i] = in.Real();
+    round_count[i] = static_cast<uint32_t>(in.Word());
+    step_value[i] = in.Real();
+    if (!std::isfinite(g[i]) || g[i] < 0) {
+      return damaged + "the importance of module \"" + modules_[i].name + "\" is not a finite number.";
+    }
+  }
+  generator_[0] = key;
+  generator_[1] = counter;
+  round_ = round;
+  step_in_round_ = static_cast<uint32_t>(step);
+  active_ = std::move(active);
+  g_ = std::move(g);
+  round_sum_ = std::move(round_sum);
+  round_count_ = std::move(round_count);
+  step_value_ = std::move(step_value);
+  return "";
+}
+
+}  // namespace misa::policy
