@@ -1,0 +1,791 @@
+#include "client/core/executor.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "runtime/memory/byte_size.h"
+
+namespace misa {
+namespace {
+
+using std::chrono::duration;
+
+// A waiting thread looks again at least this often, so that a lost wake-up costs time, never the run.
+constexpr double kLookSeconds = 0.5;
+// Spare chunks are given back to the system in parts of at least this size: a call costs more than a page.
+constexpr uint64_t kLeastRelease = 4ull << 20;
+constexpr size_t kTransfersInFlight = 2;
+// After a failed unload, for how long the same facet is left alone.
+constexpr auto kUnloadPause = std::chrono::seconds(1);
+
+// What this thread's present position holds: uses within it need no lock.
+struct ThreadPosition {
+  const Executor* executor = nullptr;
+  uint64_t count = 0;
+  std::vector<policy::Use> uses;
+};
+thread_local ThreadPosition thread_position;
+
+bool Within(const std::vector<policy::Use>& position, const policy::Use* uses, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    bool found = false;
+    for (const policy::Use& use : position) {
+      if (use.facet == uses[i].facet && (use.access & uses[i].access) == uses[i].access) {
+        found = true;
+        break;
+      }
+    }
+    if (!found) return false;
+  }
+  return true;
+}
+
+bool SameFacets(const std::vector<policy::Use>& position, const policy::Use* uses, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (std::none_of(position.begin(), position.end(),
+                     [&](const policy::Use& use) { return use.facet == uses[i].facet; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Executor::Executor(std::unique_ptr<ChunkSpace> space, std::unique_ptr<Link> link, DeviceMeter* meter,
+                   FacetOwner* owner, ExecutorOptions options)
+    : space_(std::move(space)),
+      link_(std::move(link)),
+      meter_(meter),
+      owner_(owner),
+      options_(options),
+      step_start_(Clock::now()),
+      rate_mark_(Clock::now()) {
+  mover_ = std::thread([this] { MoveLoop(); });
+}
+
+Executor::~Executor() {
+  {
+    Lock lock(mutex_);
+    stopping_ = true;
+  }
+  link_->Wake();
+  mover_.join();
+  uint64_t held = space_->spare_bytes();
+  for (auto& facet : facets_) {
+    for (const Extent& extent : facet->extents) held += extent.bytes;
+    ChunkSpace::FreeAddress(facet->address, facet->bytes);
+  }
+  meter_->SubtractPool(held);
+}
+
+Facet* Executor::AddFacet(uint32_t module, FacetKind kind, uint64_t bytes, uint64_t disk_offset, std::string name,
+                          std::string* error) {
+  bytes = space_->RoundUp(bytes);
+  void* address = ChunkSpace::ReserveAddress(bytes);
+  if (address == nullptr) {
+    *error = "No address space is left for " + name + " (" + FormatByteSize(bytes) + "): nothing was changed.";
+    return nullptr;
+  }
+  auto facet = std::make_unique<Facet>();
+  facet->module = module;
+  facet->kind = kind;
+  facet->bytes = bytes;
+  facet->address = static_cast<char*>(address);
+  facet->disk_offset = disk_offset;
+  facet->name = std::move(name);
+  Lock lock(mutex_);
+  facet->id = static_cast<uint32_t>(facets_.size());
+  facets_.push_back(std::move(facet));
+  return facets_.back().get();
+}
+
+// ---------------------------------------------------------------------------------------------------------- uses
+
+std::string Executor::Use(const policy::Use* uses, size_t count, bool position) {
+  bool present = true;
+  for (size_t i = 0; i < count; ++i) {
+    Facet& f = *facets_[uses[i].facet];
+    // Pinned first, looked at second; an unload does it the other way round, so one of the two sees the other.
+    f.pins.fetch_add(1, std::memory_order_seq_cst);
+    if (f.state.load(std::memory_order_seq_cst) != FacetState::kDevice) present = false;
+  }
+  const bool same = !position || (thread_position.executor == this &&
+                                  thread_position.count == position_count_.load(std::memory_order_relaxed) &&
+                                  Within(thread_position.uses, uses, count));
+  std::string error;
+  std::unique_ptr<StepSummary> summary;
+  if (!present || !same) {
+    Lock lock(mutex_);
+    if (!same) BeginPosition(lock, uses, count);
+    summary = std::move(finished_step_);
+    for (size_t i = 0; i < count && error.empty(); ++i) {
+      Facet* f = facets_[uses[i].facet].get();
+      f->last_use = position_count_.load(std::memory_order_relaxed);
+      if (f->state.load() == FacetState::kAway) Enqueue(f, /*front=*/true);
+    }
+    for (size_t i = 0; i < count && error.empty(); ++i) {
+      error = EnsurePresent(lock, facets_[uses[i].facet].get(), (uses[i].access & policy::kCreate) != 0);
+    }
+    if (error.empty() && !same) RunActions(lock);
+  }
+  if (error.empty()) {
+    for (size_t i = 0; i < count; ++i) {
+      if (uses[i].access & (policy::kWrite | policy::kCreate)) {
+        facets_[uses[i].facet]->dirty.store(true, std::memory_order_release);
+      }
+    }
+  } else {
+    EndUse(uses, count);
+  }
+  if (summary && on_step) on_step(std::move(*summary));
+  return error;
+}
+
+void Executor::EndUse(const policy::Use* uses, size_t count) {
+  for (size_t i = 0; i < count; ++i) facets_[uses[i].facet]->pins.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Executor::BeginPosition(Lock& lock, const policy::Use* uses, size_t count) {
+  if (!boundary_ && thread_position.executor == this &&
+      thread_position.count == position_count_.load(std::memory_order_relaxed) &&
+      SameFacets(thread_position.uses, uses, count)) {
+    // The same facets, more access: still the same position.
+    for (size_t i = 0; i < count; ++i) {
+      follower_.AddAccess(uses[i].facet, uses[i].access);
+      for (policy::Use& use : thread_position.uses) {
+        if (use.facet == uses[i].facet) use.access |= uses[i].access;
+      }
+    }
+    return;
+  }
+  FinishStepIfDue(lock);
+  const auto now = Clock::now();
+  const double seconds = duration<double>(now - position_start_).count() - (counters_.stall_seconds - stall_at_position_);
+  position_start_ = now;
+  stall_at_position_ = counters_.stall_seconds;
+  follower_.Begin(uses, count, std::max(0.0, seconds), meter_->TakeOtherWindowPeak());
+  counters_.departures = follower_.departures();
+  thread_position.executor = this;
+  thread_position.count = position_count_.fetch_add(1, std::memory_order_relaxed) + 1;
+  thread_position.uses.assign(uses, uses + count);
+  if (!options_.demand_only) RunActions(lock);
+  if (options_.stress) {
+    for (auto& facet : facets_) {
+      const FacetState state = facet->state.load();
+      if (state == FacetState::kDevice || state == FacetState::kReady) StartUnload(facet.get());
+    }
+  }
+}
+
+void Executor::RunActions(Lock& lock) {
+  due_.clear();
+  follower_.TakeDue(&due_);
+  Perform(due_);
+}
+
+void Executor::Perform(const std::vector<policy::Action>& actions) {
+  if (options_.stress || options_.demand_only) return;
+  bool loads = false;
+  for (const policy::Action& action : actions) {
+    if (action.facet >= facets_.size()) continue;
+    Facet* f = facets_[action.facet].get();
+    const FacetState state = f->state.load();
+    if (action.kind == policy::Action::kUnload) {
+      if (state == FacetState::kDevice || state == FacetState::kReady) StartUnload(f);
+    } else if (state == FacetState::kAway) {
+      Enqueue(f, /*front=*/false);
+      loads = true;
+    } else if (state == FacetState::kUnloading) {
+      // It is wanted again before it has gone.
+      CancelUnload(f);
+    }
+  }
+  if (loads) link_->Wake();
+}
+
+void Executor::Enqueue(Facet* facet, bool front) {
+  if (front) {
+    facet->demanded = true;
+    if (facet->queued) load_queue_.erase(std::find(load_queue_.begin(), load_queue_.end(), facet));
+    // Behind the other demanded ones, before all that is merely expected.
+    auto at = load_queue_.begin();
+    while (at != load_queue_.end() && (*at)->demanded) ++at;
+    load_queue_.insert(at, facet);
+    facet->queued = true;
+    link_->Wake();
+  } else if (!facet->queued) {
+    load_queue_.push_back(facet);
+    facet->queued = true;
+  }
+}
+
+void Executor::AttachLocked(Facet* facet) {
+  owner_->Attach(*facet);
+  facet->state.store(FacetState::kDevice, std::memory_order_seq_cst);
+}
+
+void Executor::CancelUnload(Facet* facet) {
+  unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), facet), unload_queue_.end());
+  // Blocks that are under way go on; what they write is valid as long as nobody writes to the facet, see StartUnload.
+  facet->state.store(FacetState::kReady, std::memory_order_seq_cst);
+}
+
+std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
+  const auto start = Clock::now();
+  bool stalled = false;
+  std::string error;
+  auto last = start;
+  uint64_t seen = progress_;
+  while (error.empty()) {
+    const FacetState state = facet->state.load();
+    if (state == FacetState::kDevice) break;
+    if (state == FacetState::kReady) {
+      if (facet->prefetched && !stalled) ++counters_.prefetch_hits;
+      facet->prefetched = false;
+      AttachLocked(facet);
+      break;
+    }
+    if (state == FacetState::kUnloading) {
+      CancelUnload(facet);
+      continue;
+    }
+    if (state == FacetState::kEmpty) {
+      if (!create) {
+        error = facet->name + " has no content: it was used before it was made. This is a fault in misa; nothing was "
+                "written.";
+        break;
+      }
+      if (facet->discard_after_io) {  // what is dead has to leave first
+        if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
+        continue;
+      }
+      error = TakeRoom(lock, facet);
+      if (error.empty()) {
+        facet->dirty.store(true, std::memory_order_release);
+        AttachLocked(facet);
+      }
+      break;
+    }
+    stalled = true;
+    if (state == FacetState::kAway) {
+      if (!facet->error.empty()) {
+        error = std::move(facet->error);
+        facet->error.clear();
+        break;
+      }
+      Enqueue(facet, /*front=*/true);
+      if (!HasRoomFor(*facet)) {
+        if (EvictOne(lock)) continue;
+        if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
+          error = TooSmall(facet->bytes, facet->name);
+          break;
+        }
+      }
+    }
+    if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
+  }
+  facet->demanded = false;
+  if (!error.empty() && facet->queued) {
+    load_queue_.erase(std::find(load_queue_.begin(), load_queue_.end(), facet));
+    facet->queued = false;
+  }
+  if (stalled) counters_.stall_seconds += duration<double>(Clock::now() - start).count();
+  return error;
+}
+
+bool Executor::WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen) {
+  moved_.wait_for(lock, duration<double>(kLookSeconds));
+  const auto now = Clock::now();
+  if (progress_ != *seen) {
+    *seen = progress_;
+    *last = now;
+  }
+  return duration<double>(now - *last).count() < options_.wait_seconds;
+}
+
+std::string Executor::Stuck(const Facet& facet) const {
+  return "No byte has moved for " + std::to_string(static_cast<int>(options_.wait_seconds)) + " s while " + facet.name +
+         " was waited for: the disk tier does not answer. Its content is safe where it was; the training cannot go on.";
+}
+
+std::string Executor::TooSmall(uint64_t needed, const std::string& what) const {
+  uint64_t pinned = 0;
+  uint64_t failing = 0;
+  for (const auto& f : facets_) {
+    const FacetState state = f->state.load();
+    if (state == FacetState::kEmpty || state == FacetState::kAway) continue;
+    if (f->pins.load() > 0) {
+      pinned += f->bytes;
+    } else if (f->dirty.load()) {
+      failing += f->bytes;
+    }
+  }
+  if (failing > 0 && !last_unload_error_.empty()) {
+    return "There is no room for " + what + " (" + FormatByteSize(needed) + "): " + last_unload_error_ +
+           " Everything is still in memory; nothing was lost, but the training cannot go on.";
+  }
+  const uint64_t smallest = pinned + meter_->other_bytes() + needed;
+  return "The budget of " + FormatByteSize(meter_->budget_bytes()) + " is too small for " + what + " (" +
+         FormatByteSize(needed) + "): the operator that runs now holds " + FormatByteSize(pinned) +
+         " of managed memory and other tensors take " + FormatByteSize(meter_->other_bytes()) +
+         ". The smallest budget that works here is " + std::to_string(smallest) + " bytes (" + FormatByteSize(smallest) +
+         "). Nothing was lost.";
+}
+
+bool Executor::HasRoomFor(const Facet& facet) const {
+  const uint64_t spare = space_->spare_bytes();
+  if (spare >= facet.bytes) return true;
+  if (spare + space_->empty_bytes() < facet.bytes) return false;
+  return meter_->total_bytes() + (facet.bytes - spare) <= meter_->budget_bytes();
+}
+
+// Takes chunks for a facet, whose state no other thread changes meanwhile. The budget's part is counted here.
+bool Executor::TryTake(Facet* facet, std::vector<Extent>* empty) {
+  const uint64_t spare = space_->spare_bytes();
+  const uint64_t fresh = facet->bytes > spare ? facet->bytes - spare : 0;
+  if (fresh > space_->empty_bytes()) return false;
+  if (fresh > 0 && !meter_->TryAddPool(fresh)) return false;
+  facet->extents.clear();
+  return space_->Take(facet->bytes, &facet->extents, empty);
+}
+
+std::string Executor::MapExtents(Facet* facet, const std::vector<Extent>& empty) {
+  std::string error = space_->Back(empty);
+  if (error.empty()) error = space_->Map(facet->address, facet->extents);
+  return error;
+}
+
+void Executor::UndoTake(Facet* facet, const std::vector<Extent>& empty) {
+  uint64_t fresh = 0;
+  for (const Extent& extent : empty) fresh += extent.bytes;
+  space_->Release(empty);
+  space_->GiveEmpty(empty);
+  std::vector<Extent> spare;
+  for (const Extent& extent : facet->extents) {
+    if (std::none_of(empty.begin(), empty.end(), [&](const Extent& e) { return e.offset == extent.offset; })) {
+      spare.push_back(extent);
+    }
+  }
+  space_->Give(spare);
+  facet->extents.clear();
+  meter_->SubtractPool(fresh);
+}
+
+std::string Executor::TakeRoom(Lock& lock, Facet* facet) {
+  auto last = Clock::now();
+  const auto start = last;
+  uint64_t seen = progress_;
+  std::vector<Extent> empty;
+  bool waited = false;
+  ++room_waiters_;
+  std::string error;
+  while (!TryTake(facet, &empty)) {
+    if (EvictOne(lock)) continue;
+    if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
+      error = TooSmall(facet->bytes, facet->name);
+      break;
+    }
+    waited = true;
+    if (!WaitProgress(lock, &last, &seen)) {
+      error = Stuck(*facet);
+      break;
+    }
+  }
+  --room_waiters_;
+  if (waited) counters_.stall_seconds += duration<double>(Clock::now() - start).count();
+  if (!error.empty()) return error;
+  error = MapExtents(facet, empty);
+  if (!error.empty()) UndoTake(facet, empty);
+  return error;
+}
+
+std::string Executor::Create(Facet* facet) {
+  const policy::Use use{facet->id, static_cast<uint8_t>(policy::kCreate | policy::kWrite)};
+  return Use(&use, 1, /*position=*/true);
+}
+
+void Executor::FreeExtents(Facet* facet) {
+  ChunkSpace::Unmap(facet->address, facet->bytes);
+  space_->Give(facet->extents);
+  facet->extents.clear();
+}
+
+void Executor::Discard(Facet* facet) {
+  Lock lock(mutex_);
+  follower_.MarkDiscard(facet->id);
+  const FacetState state = facet->state.load();
+  unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), facet), unload_queue_.end());
+  if (facet->queued) {
+    load_queue_.erase(std::find(load_queue_.begin(), load_queue_.end(), facet));
+    facet->queued = false;
+  }
+  facet->dirty.store(false);
+  facet->prefetched = false;
+  if (state == FacetState::kLoading) {
+    facet->discard_after_io = true;  // bytes still arrive in its pages
+  } else if (state != FacetState::kEmpty && state != FacetState::kAway) {
+    // An unload under way may go on reading: what it writes nobody will read.
+    facet->orphan_write = facet->writing;
+    FreeExtents(facet);
+  }
+  facet->state.store(FacetState::kEmpty);
+  ++progress_;
+  moved_.notify_all();
+  link_->Wake();
+}
+
+// ------------------------------------------------------------------------------------------------------- eviction
+
+void Executor::StartUnload(Facet* facet) {
+  const FacetState before = facet->state.load();
+  facet->state.store(FacetState::kUnloading, std::memory_order_seq_cst);
+  if (facet->pins.load(std::memory_order_seq_cst) > 0) {
+    facet->state.store(before, std::memory_order_seq_cst);
+    return;
+  }
+  if (before == FacetState::kDevice) owner_->Detach(*facet);
+  facet->prefetched = false;
+  if (!facet->dirty.load(std::memory_order_acquire) && !facet->writing) {
+    FreeExtents(facet);
+    facet->state.store(FacetState::kAway, std::memory_order_seq_cst);
+    ++counters_.drops;
+    ++progress_;
+    moved_.notify_all();
+    link_->Wake();
+    return;
+  }
+  unload_queue_.push_back(facet);
+  link_->Wake();
+}
+
+Facet* Executor::PickVictim() {
+  Facet* best = nullptr;
+  uint64_t best_score = 0;
+  const uint64_t now = position_count_.load(std::memory_order_relaxed);
+  const auto time = Clock::now();
+  for (auto& f : facets_) {
+    const FacetState state = f->state.load();
+    if ((state != FacetState::kDevice && state != FacetState::kReady) || f->pins.load() > 0) continue;
+    if (f->dirty.load() && f->unload_pause > time) continue;
+    // With a trace the one used farthest in the future, else the one used longest ago.
+    const uint64_t score = 1 + (follower_.knows_trace() ? follower_.NextUse(f->id) : now - f->last_use);
+    if (score > best_score) {
+      best_score = score;
+      best = f.get();
+    }
+  }
+  return best;
+}
+
+bool Executor::EvictOne(Lock& lock) {
+  // Enough is on its way out already: wait for it instead.
+  if (unloading_bytes_ > 0 && !unload_queue_.empty()) return false;
+  Facet* victim = PickVictim();
+  if (victim == nullptr) return false;
+  StartUnload(victim);
+  // A dirty one has left only when its bytes have; the caller waits then. One that was used that moment is looked over.
+  return victim->state.load() != FacetState::kUnloading;
+}
+
+bool Executor::ReleaseSpare(Lock& lock, uint64_t bytes) {
+  if (space_->spare_bytes() == 0) return false;
+  const std::vector<Extent> extents = space_->TakeSpare(std::max(bytes, kLeastRelease));
+  uint64_t released = 0;
+  for (const Extent& extent : extents) released += extent.bytes;
+  space_->Release(extents);
+  space_->GiveEmpty(extents);
+  meter_->SubtractPool(released);
+  return released > 0;
+}
+
+std::string Executor::MakeRoom(uint64_t bytes) {
+  Lock lock(mutex_);
+  auto last = Clock::now();
+  const auto start = last;
+  uint64_t seen = progress_;
+  bool waited = false;
+  std::string error;
+  ++room_waiters_;
+  while (!meter_->TryAddOther(bytes)) {
+    const uint64_t total = meter_->total_bytes();
+    const uint64_t budget = meter_->budget_bytes();
+    const uint64_t missing = total + bytes > budget ? total + bytes - budget : 0;
+    if (ReleaseSpare(lock, missing)) continue;
+    if (EvictOne(lock)) continue;
+    if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
+      error = TooSmall(bytes, "a tensor");
+      break;
+    }
+    waited = true;
+    if (!WaitProgress(lock, &last, &seen)) {
+      error = "No byte has moved for " + std::to_string(static_cast<int>(options_.wait_seconds)) +
+              " s while room for a tensor of " + FormatByteSize(bytes) +
+              " was waited for: the disk tier does not answer. Managed data is safe where it was.";
+      break;
+    }
+  }
+  --room_waiters_;
+  if (waited) counters_.stall_seconds += duration<double>(Clock::now() - start).count();
+  link_->Wake();
+  return error;
+}
+
+// ---------------------------------------------------------------------------------------------------------- moving
+
+bool Executor::PopLoad(Lock& lock, Facet** out, std::vector<Extent>* empty) {
+  while (!load_queue_.empty() && loads_in_flight_ < kTransfersInFlight) {
+    Facet* f = load_queue_.front();
+    if (f->state.load() != FacetState::kAway) {
+      f->queued = false;
+      load_queue_.pop_front();
+      continue;
+    }
+    if (f->writing) return false;  // its last unload was cancelled by a discard: the blocks must land first
+    // Who waits for room comes before what is merely expected.
+    if (!f->demanded && room_waiters_ > 0) return false;
+    if (!f->demanded) {
+      const uint64_t spare = space_->spare_bytes();
+      const uint64_t fresh = f->bytes > spare ? f->bytes - spare : 0;
+      if (fresh > 0 && meter_->total_bytes() + fresh + kLeastRelease > meter_->budget_bytes()) return false;
+    }
+    if (!TryTake(f, empty)) return false;
+    f->queued = false;
+    load_queue_.pop_front();
+    f->state.store(FacetState::kLoading);
+    f->prefetched = !f->demanded;
+    if (f->demanded) {
+      ++counters_.loads_demand;
+      counters_.loaded_bytes_demand += f->bytes;
+    } else {
+      ++counters_.loads_prefetch;
+      counters_.loaded_bytes_prefetch += f->bytes;
+    }
+    *out = f;
+    return true;
+  }
+  return false;
+}
+
+void Executor::MoveLoop() {
+  pthread_setname_np(pthread_self(), "misa-mover");
+  std::vector<Completion> completions;
+  for (;;) {
+    {
+      Lock lock(mutex_);
+      if (stopping_ && loads_in_flight_ + unloads_in_flight_ == 0) return;
+      // Unloads first: they make room.
+      for (size_t i = 0; i < unload_queue_.size() && unloads_in_flight_ < kTransfersInFlight;) {
+        Facet* f = unload_queue_[i];
+        if (f->writing) {
+          ++i;
+          continue;
+        }
+        unload_queue_.erase(unload_queue_.begin() + static_cast<std::ptrdiff_t>(i));
+        // Cleared now: whoever writes from here on sets it again, and the copy does not count then.
+        f->dirty.store(false, std::memory_order_release);
+        f->writing = true;
+        MarkRate();
+        ++unloads_in_flight_;
+        unloading_bytes_ += f->bytes;
+        link_->Submit({Transfer::Direction::kUnload, f->address, f->disk_offset, f->bytes, f->id});
+      }
+      for (;;) {
+        if (stopping_) break;
+        Facet* f = nullptr;
+        std::vector<Extent> empty;
+        if (!PopLoad(lock, &f, &empty)) break;
+        MarkRate();
+        ++loads_in_flight_;
+        lock.unlock();
+        const std::string error = MapExtents(f, empty);
+        lock.lock();
+        if (!error.empty()) {
+          MarkRate();
+          --loads_in_flight_;
+          UndoTake(f, empty);
+          f->error = "Loading " + f->name + " failed: " + error + " Its content is safe on the disk.";
+          f->state.store(f->discard_after_io ? FacetState::kEmpty : FacetState::kAway);
+          f->discard_after_io = false;
+          ++progress_;
+          moved_.notify_all();
+          break;
+        }
+        link_->Submit({Transfer::Direction::kLoad, f->address, f->disk_offset, f->bytes, f->id});
+      }
+    }
+    completions.clear();
+    link_->Wait(kLookSeconds, &completions);
+    if (completions.empty()) continue;
+    Lock lock(mutex_);
+    for (const Completion& completion : completions) OnCompletion(completion);
+    ++progress_;
+    moved_.notify_all();
+  }
+}
+
+void Executor::OnCompletion(const Completion& completion) {
+  Facet* f = facets_[completion.tag].get();
+  MarkRate();
+  const int mode = RateMode() == 3 ? 1 : 0;
+  if (completion.direction == Transfer::Direction::kLoad) {
+    --loads_in_flight_;
+    rate_.load_bytes[mode] += static_cast<double>(completion.bytes);
+    if (f->discard_after_io) {
+      f->discard_after_io = false;
+      FreeExtents(f);
+    } else if (completion.error.empty()) {
+      f->state.store(FacetState::kReady, std::memory_order_seq_cst);
+    } else {
+      FreeExtents(f);
+      f->error = "Loading " + f->name + " from the disk failed (" + completion.error +
+                 "). The copy on the disk was not changed; the step in progress cannot go on without it.";
+      problem_ = f->error;
+      f->state.store(FacetState::kAway, std::memory_order_seq_cst);
+    }
+  } else {
+    --unloads_in_flight_;
+    unloading_bytes_ -= f->bytes;
+    rate_.unload_bytes[mode] += static_cast<double>(completion.bytes);
+    f->writing = false;
+    // What it wrote died meanwhile; the facet may have new content already, which it says nothing about.
+    if (std::exchange(f->orphan_write, false)) return;
+    const FacetState state = f->state.load();
+    if (!completion.error.empty()) {
+      if (state == FacetState::kUnloading || state == FacetState::kDevice || state == FacetState::kReady) {
+        f->dirty.store(true, std::memory_order_release);
+        f->unload_pause = Clock::now() + kUnloadPause;
+        last_unload_error_ = "unloading " + f->name + " to the disk failed (" + completion.error + ").";
+        problem_ = "Unloading " + f->name + " to the disk failed (" + completion.error +
+                   "). It stays in memory with its content; nothing was lost. It is tried again.";
+        unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), f), unload_queue_.end());
+        if (state == FacetState::kUnloading) f->state.store(FacetState::kReady, std::memory_order_seq_cst);
+      }
+      return;
+    }
+    ++counters_.unloads;
+    counters_.unloaded_bytes += completion.bytes;
+    if (state == FacetState::kUnloading) {
+      if (f->dirty.load(std::memory_order_acquire)) return;  // wanted, written and sent away again meanwhile: queued anew
+      unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), f), unload_queue_.end());
+      FreeExtents(f);
+      f->state.store(FacetState::kAway, std::memory_order_seq_cst);
+    }
+  }
+}
+
+int Executor::RateMode() const { return (loads_in_flight_ > 0 ? 1 : 0) | (unloads_in_flight_ > 0 ? 2 : 0); }
+
+// Called before the numbers in flight change: books the time since the last change.
+void Executor::MarkRate() {
+  const auto now = Clock::now();
+  const int mode = RateMode();
+  if (mode != 0) rate_.seconds[mode - 1] += duration<double>(now - rate_mark_).count();
+  rate_mark_ = now;
+}
+
+policy::LinkRates Executor::Measured() const {
+  // Rates from little data would only be noise: 0 says "not measured".
+  constexpr double kLeastSeconds = 0.2;
+  policy::LinkRates rates;
+  if (rate_.seconds[0] > kLeastSeconds) rates.load = rate_.load_bytes[0] / rate_.seconds[0];
+  if (rate_.seconds[1] > kLeastSeconds) rates.unload = rate_.unload_bytes[0] / rate_.seconds[1];
+  if (rate_.seconds[2] > kLeastSeconds) {
+    rates.duplex_load = rate_.load_bytes[1] / rate_.seconds[2];
+    rates.duplex_unload = rate_.unload_bytes[1] / rate_.seconds[2];
+  }
+  return rates;
+}
+
+// ------------------------------------------------------------------------------------------------ steps and plans
+
+void Executor::EndStep() {
+  Lock lock(mutex_);
+  boundary_ = true;
+  boundary_time_ = Clock::now();
+}
+
+void Executor::FinishStepIfDue(Lock& lock) {
+  if (!boundary_) return;
+  boundary_ = false;
+  due_.clear();
+  follower_.TakeRest(&due_);
+  Perform(due_);
+  auto summary = std::make_unique<StepSummary>();
+  summary->step = ++step_;
+  summary->step_seconds = duration<double>(boundary_time_ - step_start_).count();
+  step_start_ = boundary_time_;
+  const double seconds =
+      duration<double>(boundary_time_ - position_start_).count() - (counters_.stall_seconds - stall_at_position_);
+  position_start_ = Clock::now();
+  stall_at_position_ = counters_.stall_seconds;
+  summary->trace = follower_.EndStep(std::max(0.0, seconds), meter_->TakeOtherWindowPeak());
+  summary->trace_digest = follower_.digest();
+  summary->plan_version = follower_.version();
+  summary->device_peak_bytes = meter_->peak_bytes();
+  ExecutorCounters& c = summary->counters;
+  const ExecutorCounters& s = step_counters_;
+  c.loads_demand = counters_.loads_demand - s.loads_demand;
+  c.loads_prefetch = counters_.loads_prefetch - s.loads_prefetch;
+  c.loaded_bytes_demand = counters_.loaded_bytes_demand - s.loaded_bytes_demand;
+  c.loaded_bytes_prefetch = counters_.loaded_bytes_prefetch - s.loaded_bytes_prefetch;
+  c.prefetch_hits = counters_.prefetch_hits - s.prefetch_hits;
+  c.unloads = counters_.unloads - s.unloads;
+  c.unloaded_bytes = counters_.unloaded_bytes - s.unloaded_bytes;
+  c.drops = counters_.drops - s.drops;
+  c.departures = counters_.departures - s.departures;
+  c.stall_seconds = counters_.stall_seconds - s.stall_seconds;
+  step_counters_ = counters_;
+  summary->measured = Measured();
+  finished_step_ = std::move(summary);
+}
+
+std::string Executor::OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest) {
+  for (const policy::Action& action : plan->actions) {
+    if (action.facet >= facets_.size()) return "The plan names a facet that this trainer does not have.";
+  }
+  Lock lock(mutex_);
+  return follower_.Offer(std::move(plan), version, trace_digest);
+}
+
+void Executor::UnloadAll() {
+  Lock lock(mutex_);
+  for (auto& f : facets_) {
+    const FacetState state = f->state.load();
+    if (state == FacetState::kDevice || state == FacetState::kReady) StartUnload(f.get());
+  }
+}
+
+bool Executor::Drain() {
+  Lock lock(mutex_);
+  auto last = Clock::now();
+  uint64_t seen = progress_;
+  while (loads_in_flight_ + unloads_in_flight_ > 0 || !unload_queue_.empty()) {
+    if (!WaitProgress(lock, &last, &seen)) return false;
+  }
+  return true;
+}
+
+ExecutorCounters Executor::totals() {
+  Lock lock(mutex_);
+  return counters_;
+}
+
+std::vector<FacetState> Executor::States() {
+  Lock lock(mutex_);
+  std::vector<FacetState> states;
+  states.reserve(facets_.size());
+  for (const auto& f : facets_) states.push_back(f->state.load());
+  return states;
+}
+
+std::string Executor::TakeProblem() {
+  Lock lock(mutex_);
+  return std::exchange(problem_, "");
+}
+
+}  // namespace misa

@@ -1,0 +1,68 @@
+// Records the trace of each step and follows a plan made for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/policy/planner.h"
+#include "runtime/policy/trace.h"
+
+namespace misa {
+
+// Not thread-safe; the executor's lock guards it.
+class PlanFollower {
+ public:
+  // A new position of the step begins. Seconds since the previous position's begin, stalls taken out, and the peak of
+  // other tensors since then, go to the previous position.
+  void Begin(const policy::Use* uses, size_t count, double compute_seconds, uint64_t other_bytes);
+  // More access to a facet of the present position.
+  void AddAccess(uint32_t facet, uint8_t access);
+  // The facet's content died: its last use in this step discards.
+  void MarkDiscard(uint32_t facet);
+
+  // The step has ended: its trace becomes the expected one. Returns it with its digest.
+  std::shared_ptr<const policy::Trace> EndStep(double compute_seconds, uint64_t other_bytes);
+  uint64_t digest() const { return expected_digest_; }
+
+  // In force from the next EndStep on; a sentence where the plan does not fit the traces seen last.
+  std::string Offer(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
+  uint64_t version() const { return plan_ ? version_ : 0; }
+
+  // Actions of the plan that are due at the present position, in order.
+  // A load is due when its position has begun; an unload when a later position than its own has.
+  void TakeDue(std::vector<policy::Action>* actions);
+  // All that the step's end leaves over.
+  void TakeRest(std::vector<policy::Action>* actions);
+
+  // Distance in positions to the facet's next use by the expected trace; UINT32_MAX where it has none or no trace is known.
+  uint32_t NextUse(uint32_t facet) const;
+  bool knows_trace() const { return expected_ != nullptr; }
+  uint64_t departures() const { return departures_; }
+  // Position in the expected trace, for events.
+  uint32_t cursor() const { return cursor_; }
+
+ private:
+  static uint64_t GroupHash(const policy::Use* uses, size_t count);
+  void InstallExpected(std::shared_ptr<const policy::Trace> trace);
+
+  policy::Trace recording_;
+  std::shared_ptr<const policy::Trace> expected_;
+  std::vector<uint64_t> expected_groups_;
+  std::unordered_map<uint32_t, std::vector<uint32_t>> positions_;  // facet -> its positions, ascending
+  uint64_t expected_digest_ = 0;
+  uint64_t previous_digest_ = 0;
+  uint32_t cursor_ = 0;
+  bool begun_ = false;  // a position of this step has begun
+  uint64_t departures_ = 0;
+
+  std::shared_ptr<const policy::Plan> plan_;
+  std::shared_ptr<const policy::Plan> offered_;
+  uint64_t version_ = 0;
+  uint64_t offered_version_ = 0;
+  size_t next_action_ = 0;
+};
+
+}  // namespace misa

@@ -1,0 +1,137 @@
+#include "client/core/private_daemon.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+extern char** environ;
+
+namespace misa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr double kStopSeconds = 3;
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string LastLines(const std::string& path) {
+  std::ifstream in(path);
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  if (text.size() > 600) text = "…" + text.substr(text.size() - 600);
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<PrivateDaemon> PrivateDaemon::Start(const PrivateDaemonOptions& options, std::string* error) {
+  std::string binary = options.binary;
+  if (binary.empty()) binary = Variable("MISA_DAEMON");
+  if (binary.empty()) binary = "misad";
+  std::string disk = options.disk_directory;
+  if (disk.empty()) disk = Variable("MISA_DISK_DIR");
+  if (disk.empty()) disk = "/var/tmp";
+  char directory[] = "/tmp/misa-XXXXXX";
+  if (mkdtemp(directory) == nullptr) {
+    *error = std::string("No directory for a private misad could be made under /tmp (") + std::strerror(errno) + ").";
+    return nullptr;
+  }
+  std::unique_ptr<PrivateDaemon> daemon(new PrivateDaemon);
+  daemon->directory_ = directory;
+  daemon->owner_ = getpid();
+  const std::string config = daemon->directory_ + "/misad.yaml";
+  const std::string log = daemon->directory_ + "/misad.log";
+  {
+    std::ofstream out(config);
+    out << "runtime_dir: " << directory << "\n"
+        << "device:\n  kind: cpu\n  capacity: " << options.capacity_bytes << "\n";
+    if (options.chunk_bytes > 0) out << "  chunk: " << options.chunk_bytes << "\n";
+    out << "disk:\n  directory: " << disk << "\n"
+        << "metrics:\n  listen: \"127.0.0.1:0\"\n";
+  }
+  int ready[2];
+  if (pipe2(ready, O_CLOEXEC) != 0) {
+    *error = std::string("No pipe to a private misad could be made (") + std::strerror(errno) + ").";
+    return nullptr;
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ready[1], STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  const std::string parent = std::to_string(getpid());
+  std::vector<const char*> arguments = {binary.c_str(), "--private", "--parent-pid", parent.c_str(),
+                                        "--config",     config.c_str(), nullptr};
+  pid_t pid = 0;
+  const int result = posix_spawnp(&pid, binary.c_str(), &actions, nullptr, const_cast<char**>(arguments.data()), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(ready[1]);
+  if (result != 0) {
+    close(ready[0]);
+    *error = "No misad runs here and a private one could not be started from \"" + binary + "\" (" +
+             std::strerror(result) + "): put misad on PATH or name it in MISA_DAEMON. Nothing was changed.";
+    return nullptr;
+  }
+  daemon->pid_ = pid;
+  const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(options.deadline_seconds * 1000));
+  std::string line;
+  bool is_ready = false;
+  while (!is_ready) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+    pollfd waiter{ready[0], POLLIN, 0};
+    if (left <= 0 || poll(&waiter, 1, static_cast<int>(left)) <= 0) break;
+    char buffer[256];
+    const ssize_t got = read(ready[0], buffer, sizeof(buffer));
+    if (got <= 0) break;
+    line.append(buffer, static_cast<size_t>(got));
+    is_ready = line.find("misad ready") != std::string::npos;
+  }
+  close(ready[0]);
+  if (!is_ready) {
+    *error = "A private misad did not become ready within " + std::to_string(static_cast<int>(options.deadline_seconds)) +
+             " s. It said: " + LastLines(log);
+    return nullptr;
+  }
+  return daemon;
+}
+
+void PrivateDaemon::Stop() {
+  if (pid_ == 0 || owner_ != getpid()) return;
+  kill(pid_, SIGTERM);
+  const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(kStopSeconds * 1000));
+  int status = 0;
+  while (waitpid(pid_, &status, WNOHANG) == 0) {
+    if (Clock::now() > end) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, &status, 0);
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  pid_ = 0;
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+PrivateDaemon::~PrivateDaemon() {
+  Stop();
+  if (owner_ == getpid() && !directory_.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+}
+
+}  // namespace misa

@@ -1,0 +1,37 @@
+// A daemon of this trainer's own, for where the node has none: started with a configuration in a temporary directory,
+// ended with the trainer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace misa {
+
+struct PrivateDaemonOptions {
+  std::string binary;          // "": $MISA_DAEMON, else misad on PATH
+  std::string disk_directory;  // "": $MISA_DISK_DIR, else /var/tmp
+  uint64_t capacity_bytes = 0;
+  uint64_t chunk_bytes = 0;    // 0: the daemon's default
+  double deadline_seconds = 30;
+};
+
+class PrivateDaemon {
+ public:
+  ~PrivateDaemon();
+  // Null and a sentence where it does not become ready in time; the daemon's own last words are part of it.
+  static std::unique_ptr<PrivateDaemon> Start(const PrivateDaemonOptions& options, std::string* error);
+
+  const std::string& runtime_directory() const { return directory_; }
+  int32_t pid() const { return pid_; }
+  // Ends it (SIGTERM, then SIGKILL) and removes its directory. Idempotent.
+  void Stop();
+
+ private:
+  PrivateDaemon() = default;
+  std::string directory_;
+  int32_t pid_ = 0;
+  int32_t owner_ = 0;  // the process that started it; a forked child leaves it alone
+};
+
+}  // namespace misa

@@ -1,0 +1,116 @@
+// A trainer's side of the three planes: the lease socket, the control plane, and a private daemon where none runs.
+// No protobuf or gRPC header is included here, so that files with torch headers can include it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/core/executor.h"
+#include "runtime/policy/importance.h"
+#include "runtime/policy/planner.h"
+#include "runtime/policy/sampler.h"
+
+namespace misa {
+
+enum class Mode : uint8_t { kExact = 1, kSampled = 2 };
+// kAuto: the node's daemon, else a private one, and the log says so. kRequired: the node's or an error. kPrivate: always
+// one of its own.
+enum class DaemonChoice : uint8_t { kAuto, kRequired, kPrivate };
+
+struct SessionOptions {
+  std::string runtime_directory;  // "": MISA_RUNTIME_DIR or /run/misa
+  DaemonChoice daemon = DaemonChoice::kAuto;
+  std::string job;
+  uint64_t budget_bytes = 0;
+  Mode mode = Mode::kExact;
+  policy::SamplerOptions sampling;
+  // For a private daemon: its binary ("": $MISA_DAEMON, else found on PATH) and the directory of its disk tier.
+  std::string daemon_binary;
+  std::string disk_directory;
+  uint64_t chunk_bytes = 0;  // for a private daemon; 0: the daemon's default
+  double deadline_seconds = 30;
+};
+
+struct SessionInfo {
+  std::string session;
+  uint64_t budget_bytes = 0;
+  uint64_t chunk_bytes = 0;
+  uint32_t block_bytes = 4096;
+  std::string device_kind;
+  std::string device_name;
+  std::string device_uuid;
+  uint64_t device_capacity_bytes = 0;
+  policy::LinkRates link;
+  bool private_daemon = false;
+  int32_t daemon_pid = 0;  // of a private daemon
+  std::string runtime_directory;
+};
+
+struct ModuleDescription {
+  std::string name;
+  std::string kind;
+  uint64_t parameter_count = 0;
+  bool samplable = false;
+  struct FacetDescription {
+    uint32_t id = 0;
+    FacetKind kind = FacetKind::kWeights;
+    uint64_t device_bytes = 0;
+  };
+  std::vector<FacetDescription> facets;
+};
+
+struct ModuleStatistics {
+  uint32_t module = 0;
+  policy::GradientStatistics statistics;
+};
+
+struct StepReport {
+  StepSummary summary;
+  std::vector<ModuleStatistics> statistics;
+  std::vector<FacetState> states;
+  uint64_t round = 0;
+  std::vector<uint32_t> active_modules;
+  uint64_t sampler_digest = 0;
+  std::string problem;
+  uint64_t device_bytes = 0;
+  uint64_t pool_backed_bytes = 0;
+  bool send_trace = false;
+};
+
+struct OfferedPlan {
+  std::shared_ptr<const policy::Plan> plan;
+  uint64_t version = 0;
+  uint64_t trace_digest = 0;
+  policy::Bound bound;
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  // Finds or starts a daemon and attaches. Null and a sentence in *error on failure; nothing is left behind then.
+  static std::unique_ptr<Session> Open(const SessionOptions& options, std::string* error);
+
+  virtual const SessionInfo& info() const = 0;
+  // The memfd of the session's chunks; the caller owns it. Once.
+  virtual int TakeChunks() = 0;
+  // Reserves disk_bytes in all and names the modules. On the first success *disk_fd is the session's file, which the
+  // caller owns; -1 later. A sentence on failure; what was reserved before stays.
+  virtual std::string Register(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes, int* disk_fd) = 0;
+  // Starts the stream. The callbacks run on a thread of the session; on_plan returns "" or why it refused.
+  virtual void StartTraining(std::function<std::string(const OfferedPlan&)> on_plan,
+                             std::function<void(uint64_t budget_bytes)> on_budget,
+                             std::function<void(const std::string&)> on_notice) = 0;
+  // Never blocks: where the daemon does not keep up or is gone, the oldest reports are dropped.
+  virtual void Report(StepReport report) = 0;
+  virtual bool daemon_alive() const = 0;
+  // A clean end; also ends a private daemon. Idempotent, bounded in time.
+  virtual void Close() = 0;
+  // In a forked child: forgets the session without a word to the daemon.
+  virtual void ForgetInChild() = 0;
+};
+
+}  // namespace misa
