@@ -87,6 +87,10 @@ absl::Status AdminClient::ToStatus(const grpc::Status& status) const {
   }
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
+      // Over a connection that stands it is the daemon's own word, for example that it is going away.
+      if (channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY) {
+        return absl::UnavailableError(status.error_message());
+      }
       return absl::UnavailableError(NoDaemonSentence(socket_path_));
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return absl::UnavailableError(absl::StrCat("misad at ", socket_path_, " did not answer within ",

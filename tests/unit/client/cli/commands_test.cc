@@ -71,6 +71,10 @@ class FakeAdmin final : public v1::AdminService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*, v1::ListSessionsResponse*) override {
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "misad is stopping");
+  }
+
   uint64_t budget(const std::string& session) {
     std::lock_guard lock(mutex_);
     return budgets_[session];
@@ -116,6 +120,11 @@ TEST_F(CommandsTest, ARefusalIsASentenceAndExitStatusOne) {
   EXPECT_EQ(Modules(client_, output_, "unknown"), kExitRefused);
   EXPECT_EQ(error_.str(), "misactl: there is no session \"unknown\"\n");
   EXPECT_EQ(out_.str(), "");
+}
+
+TEST_F(CommandsTest, ADaemonThatGoesAwaySaysSoItself) {
+  EXPECT_EQ(Sessions(client_, output_), kExitNoDaemon);
+  EXPECT_EQ(error_.str(), "misactl: misad is stopping\n");
 }
 
 TEST_F(CommandsTest, EventsEndWithTheBacklogUnlessFollowed) {
