@@ -503,6 +503,22 @@ bool Executor::ReleaseSpare(Lock& lock, uint64_t bytes) {
   return released > 0;
 }
 
+std::string Executor::FitBudget() {
+  std::string error = MakeRoom(0);
+  return error;
+}
+
+void Executor::ResetTrace() {
+  Lock lock(mutex_);
+  follower_ = PlanFollower();
+  counters_ = {};
+  step_counters_ = {};
+  boundary_ = false;
+  step_start_ = position_start_ = Clock::now();
+  stall_at_position_ = 0;
+  thread_position = {};
+}
+
 std::string Executor::MakeRoom(uint64_t bytes) {
   Lock lock(mutex_);
   auto last = Clock::now();

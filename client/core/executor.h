@@ -135,6 +135,11 @@ class Executor {
   // A sentence where the plan is not for this trace; the old one stays then. In force from the next boundary.
   std::string OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
 
+  // Evicts until the bytes on the device are under the meter's budget; a sentence where they cannot be.
+  std::string FitBudget();
+  // Forgets what was recorded so far: the next use begins the first step.
+  void ResetTrace();
+
   // Unloads all that is not in use, as far as possible. For tests and for the end of management.
   void UnloadAll();
   // Waits until nothing is on its way out or in; false where that does not end.

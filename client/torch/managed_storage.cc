@@ -1,0 +1,177 @@
+#include "client/torch/managed_storage.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace misa::torch_client {
+namespace {
+
+// StorageImpl can be told to throw a sentence of ours on every access to its data, but nothing public takes that back.
+// An explicit instantiation may name private members, which is the one lawful way to reach them; the Python package
+// checks at import that torch is the version this was built for.
+template <auto Member>
+struct Reach {
+  friend auto& ThrowFlag(c10::StorageImpl& storage) { return storage.*Member; }
+};
+auto& ThrowFlag(c10::StorageImpl& storage);
+template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+template <auto Member>
+struct ReachCheck {
+  friend auto& CheckFlag(c10::StorageImpl& storage) { return storage.*Member; }
+};
+auto& CheckFlag(c10::StorageImpl& storage);
+template struct ReachCheck<&c10::StorageImpl::has_mutable_data_ptr_check_>;
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------------ table
+
+StorageTable::StorageTable()
+    : keys_(new std::atomic<const c10::StorageImpl*>[kCapacity]), values_(new std::atomic<Slot*>[kCapacity]) {
+  for (size_t i = 0; i < kCapacity; ++i) {
+    keys_[i].store(nullptr, std::memory_order_relaxed);
+    values_[i].store(nullptr, std::memory_order_relaxed);
+  }
+}
+
+StorageTable& StorageTable::Get() {
+  // Never destroyed: storages may die in static destructors.
+  static StorageTable* table = new StorageTable;
+  return *table;
+}
+
+bool StorageTable::Insert(const c10::StorageImpl* key, Slot* value) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (used_ >= kCapacity / 2) return false;
+  for (size_t i = Hash(key);; ++i) {
+    const c10::StorageImpl* seen = keys_[i & mask_].load(std::memory_order_relaxed);
+    if (seen != nullptr && seen != Tombstone() && seen != key) continue;
+    if (seen == nullptr) ++used_;
+    values_[i & mask_].store(value, std::memory_order_release);
+    keys_[i & mask_].store(key, std::memory_order_release);
+    return true;
+  }
+}
+
+void StorageTable::Erase(const c10::StorageImpl* key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t i = Hash(key);
+  while (keys_[i & mask_].load(std::memory_order_relaxed) != key) {
+    if (keys_[i & mask_].load(std::memory_order_relaxed) == nullptr) return;
+    ++i;
+  }
+  values_[i & mask_].store(nullptr, std::memory_order_release);
+  keys_[i & mask_].store(Tombstone(), std::memory_order_release);
+  // A tombstone before an empty place ends no chain: it can be emptied, and so can those before it.
+  if (keys_[(i + 1) & mask_].load(std::memory_order_relaxed) != nullptr) return;
+  while (keys_[i & mask_].load(std::memory_order_relaxed) == Tombstone()) {
+    keys_[i & mask_].store(nullptr, std::memory_order_release);
+    --used_;
+    --i;
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------- keeper
+
+std::string StorageKeeper::Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what,
+                                bool copied) {
+  auto slot = std::make_unique<Slot>();
+  slot->keeper = this;
+  slot->facet = facet;
+  slot->storage = storage;
+  slot->offset = offset;
+  slot->bytes = storage->nbytes();
+  slot->away_message = what + " is managed by misa and not on the device now. An operator brings it back by itself; "
+                              "for its raw data use it inside `with misa.resident(tensor):`. Its content is safe.";
+  Slot* raw = slot.get();
+  if (!StorageTable::Get().Insert(storage, raw)) {
+    return "More storages are managed than misa can keep (65536): " + what + " stays in ordinary memory.";
+  }
+  char* target = facet->address + offset;
+  if (!copied) std::memcpy(target, storage->data(), slot->bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (slots_.size() <= facet->id) slots_.resize(facet->id + 1);
+    slots_[facet->id].push_back(std::move(slot));
+  }
+  // The old memory goes with the old DataPtr.
+  storage->set_data_ptr(c10::DataPtr(target, raw, &StorageKeeper::OnDelete, c10::Device(c10::DeviceType::CPU)));
+  return "";
+}
+
+void StorageKeeper::OnDelete(void* context) {
+  Slot* slot = static_cast<Slot*>(context);
+  StorageKeeper* keeper = slot->keeper;
+  Facet* facet = slot->facet;
+  StorageTable::Get().Erase(slot->storage);
+  bool last = false;
+  {
+    std::lock_guard<std::mutex> lock(keeper->mutex_);
+    auto& slots = keeper->slots_[facet->id];
+    slots.erase(std::find_if(slots.begin(), slots.end(), [slot](const auto& other) { return other.get() == slot; }));
+    last = slots.empty();
+  }
+  keeper->gone_(keeper->context_, facet, last);
+}
+
+void StorageKeeper::Unbind(c10::StorageImpl* storage) {
+  Slot* slot = StorageTable::Get().Find(storage);
+  if (slot == nullptr) return;
+  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(slot->bytes);
+  std::memcpy(memory.get(), slot->facet->address + slot->offset, slot->bytes);
+  // The old DataPtr's deleter takes the slot away.
+  storage->set_data_ptr(std::move(memory));
+}
+
+void StorageKeeper::Point(Slot* slot, void* data) {
+  c10::DataPtr& pointer = slot->storage->_mutable_data_ptr_no_checks();
+  void* context = pointer.release_context();
+  pointer = c10::DataPtr(data, context, &StorageKeeper::OnDelete, c10::Device(c10::DeviceType::CPU));
+}
+
+void StorageKeeper::Attach(Facet& facet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slots_.size() <= facet.id) return;
+  for (const auto& slot : slots_[facet.id]) {
+    Point(slot.get(), facet.address + slot->offset);
+    ThrowFlag(*slot->storage) = false;
+    CheckFlag(*slot->storage) = false;
+  }
+}
+
+void StorageKeeper::Detach(Facet& facet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slots_.size() <= facet.id) return;
+  for (const auto& slot : slots_[facet.id]) {
+    Point(slot.get(), nullptr);
+    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(slot->away_message);
+  }
+}
+
+void StorageKeeper::Poison(const Facet& facet, const std::string& sentence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slots_.size() <= facet.id) return;
+  for (const auto& slot : slots_[facet.id]) {
+    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
+  }
+}
+
+std::vector<c10::StorageImpl*> StorageKeeper::StoragesOf(const Facet& facet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<c10::StorageImpl*> storages;
+  if (slots_.size() <= facet.id) return storages;
+  for (const auto& slot : slots_[facet.id]) storages.push_back(slot->storage);
+  return storages;
+}
+
+bool StorageKeeper::Occupied(const Facet& facet, uint64_t offset) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slots_.size() <= facet.id) return false;
+  const auto& slots = slots_[facet.id];
+  return std::any_of(slots.begin(), slots.end(), [&](const auto& slot) { return slot->offset == offset; });
+}
+
+}  // namespace misa::torch_client

@@ -1,0 +1,90 @@
+// Storages whose bytes live in a facet: bound once, then pointed at the facet's address while it is on the device and at
+// nothing, with a sentence, while it is away.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/core/executor.h"
+
+namespace misa::torch_client {
+
+class StorageKeeper;
+
+// One managed storage. Dies with the storage.
+struct Slot {
+  StorageKeeper* keeper = nullptr;
+  Facet* facet = nullptr;
+  c10::StorageImpl* storage = nullptr;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  std::string away_message;
+};
+
+// Storages by address, for the observer: look-ups take no lock.
+class StorageTable {
+ public:
+  Slot* Find(const c10::StorageImpl* key) const {
+    size_t i = Hash(key);
+    for (;;) {
+      const c10::StorageImpl* seen = keys_[i & mask_].load(std::memory_order_acquire);
+      if (seen == key) return values_[i & mask_].load(std::memory_order_acquire);
+      if (seen == nullptr) return nullptr;
+      ++i;
+    }
+  }
+  // False where the table is full (a limit of kCapacity / 2 storages).
+  bool Insert(const c10::StorageImpl* key, Slot* value);
+  void Erase(const c10::StorageImpl* key);
+  static StorageTable& Get();
+
+ private:
+  static constexpr size_t kCapacity = 1 << 17;
+  StorageTable();
+  static size_t Hash(const void* key) { return (reinterpret_cast<uintptr_t>(key) >> 4) * 0x9e3779b97f4a7c15ull >> 40; }
+  static const c10::StorageImpl* Tombstone() { return reinterpret_cast<const c10::StorageImpl*>(1); }
+
+  std::unique_ptr<std::atomic<const c10::StorageImpl*>[]> keys_;
+  std::unique_ptr<std::atomic<Slot*>[]> values_;
+  const size_t mask_ = kCapacity - 1;
+  size_t used_ = 0;
+  std::mutex mutex_;
+};
+
+class StorageKeeper final : public FacetOwner {
+ public:
+  // A storage has died or was resized; called without the keeper's lock. `last` where the facet has no storage left.
+  using Gone = void (*)(void* context, Facet* facet, bool last);
+  StorageKeeper(Gone gone, void* context) : gone_(gone), context_(context) {}
+
+  // Moves the storage's content to the facet at `offset` and points it there; the old memory is freed. The facet is
+  // present, pinned and attached. With `copied` the content is there already. A sentence where it cannot be managed.
+  std::string Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what, bool copied);
+  // Gives the storage memory of its own again, with its content, and forgets it. The facet is present and pinned.
+  void Unbind(c10::StorageImpl* storage);
+  // From now on an access to the storage's data throws this sentence, until the facet is attached again.
+  void Poison(const Facet& facet, const std::string& sentence);
+  std::vector<c10::StorageImpl*> StoragesOf(const Facet& facet);
+  // A storage lives at this offset.
+  bool Occupied(const Facet& facet, uint64_t offset);
+
+  void Attach(Facet& facet) override;
+  void Detach(Facet& facet) override;
+
+ private:
+  static void OnDelete(void* slot);
+  void Point(Slot* slot, void* data);
+
+  const Gone gone_;
+  void* const context_;
+  std::mutex mutex_;
+  std::vector<std::vector<std::unique_ptr<Slot>>> slots_;  // by facet id
+};
+
+}  // namespace misa::torch_client

@@ -1,0 +1,677 @@
+#include "client/torch/manager.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <set>
+
+#include "client/torch/metering_allocator.h"
+#include "kernels/cpu/gradient_statistics.h"
+#include "runtime/memory/byte_size.h"
+
+namespace misa::torch_client {
+namespace {
+
+constexpr uint64_t kAlignment = 64;
+// Optimizer state below this (step counters) stays where it is.
+constexpr uint64_t kLeastStateBytes = 4096;
+constexpr size_t kMaxNotices = 100;
+constexpr size_t kMaxSteps = 1 << 20;
+
+uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The module whose optimizer step runs on this thread: its operators' uses are part of that step.
+thread_local const Manager::Module* stepping = nullptr;
+
+c10::StorageImpl* StorageOf(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+bool ElementOf(const at::Tensor& tensor, kernels::Element* element) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: *element = kernels::Element::kFloat32; return true;
+    case at::kDouble: *element = kernels::Element::kFloat64; return true;
+    case at::kBFloat16: *element = kernels::Element::kBfloat16; return true;
+    case at::kHalf: *element = kernels::Element::kFloat16; return true;
+    default: return false;
+  }
+}
+
+// Called by autograd when a parameter's gradient has been accumulated. Outlives the manager: nodes live as long as graphs.
+class GradientHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit GradientHook(std::function<void()> call) : call_(std::move(call)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    call_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> call_;
+};
+
+// The one manager that is open; hooks and the allocator go through it.
+std::atomic<Manager*> open_manager{nullptr};
+
+}  // namespace
+
+// ----------------------------------------------------------------------------------------------------- beginning, end
+
+std::unique_ptr<Manager> Manager::Create(std::vector<ParameterInput> parameters, ManagerOptions options,
+                                         std::string* error) {
+  std::unique_ptr<Manager> manager(new Manager);
+  *error = manager->Start(std::move(parameters), std::move(options));
+  if (!error->empty()) return nullptr;
+  return manager;
+}
+
+std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions options) {
+  InstallMeteringAllocator();
+  options_ = std::move(options);
+  if (open_manager.load() != nullptr) {
+    return "misa already manages a model in this process: give all models and optimizers to one manage(...) call.";
+  }
+  if (inputs.empty()) return "The model has no parameters: there is nothing to manage.";
+
+  // Parameters, and the modules they make up. Parameters over one storage have one owner, the first.
+  std::vector<ParameterShape> shapes;
+  for (const ParameterInput& input : inputs) {
+    const at::Tensor& t = input.tensor;
+    if (t.device().type() != at::kCPU || t.layout() != at::kStrided || !t.has_storage()) {
+      return "Parameter " + input.name + " is not a dense tensor in CPU memory: on the cpu device misa manages those only. "
+             "Nothing was changed.";
+    }
+    shapes.push_back({input.name, t.dim(), static_cast<uint64_t>(t.numel()), StorageOf(t)->nbytes()});
+  }
+  const std::vector<ModuleGroup> groups = GroupParameters(shapes);
+  std::map<c10::StorageImpl*, uint32_t> owner;
+  parameters_.resize(inputs.size());
+  std::vector<uint64_t> state_bytes;
+  for (const ModuleGroup& group : groups) {
+    auto module = std::make_unique<Module>();
+    module->name = group.name;
+    module->kind = group.kind;
+    module->samplable = group.samplable;
+    const auto index = static_cast<uint32_t>(modules_.size());
+    bool any = false;
+    for (size_t i : group.parameters) {
+      c10::StorageImpl* storage = StorageOf(inputs[i].tensor);
+      auto [found, first] = owner.emplace(storage, index);
+      Parameter& p = parameters_[i];
+      p.name = inputs[i].name;
+      p.tensor = inputs[i].tensor;
+      p.module = found->second;
+      p.storage = storage;
+      if (first) any = true;
+      Module& m = found->second == index ? *module : *modules_[found->second];
+      m.parameters.push_back(static_cast<uint32_t>(i));
+      m.parameter_count += static_cast<uint64_t>(p.tensor.numel());
+      if (found->second < state_bytes.size()) {
+        state_bytes[found->second] += Align(inputs[i].expected_state_bytes);
+      } else {
+        if (state_bytes.size() == index) state_bytes.push_back(0);
+        state_bytes[index] += Align(inputs[i].expected_state_bytes);
+      }
+    }
+    if (!any) continue;
+    if (state_bytes.size() == index) state_bytes.push_back(0);
+    modules_.push_back(std::move(module));
+  }
+
+  std::string error;
+  session_ = Session::Open(options_.session, &error);
+  if (!session_) return error;
+  const SessionInfo& info = session_->info();
+  auto space = std::make_unique<ChunkSpace>(session_->TakeChunks(), info.budget_bytes, info.chunk_bytes);
+
+  // The disk is reserved, and the modules known, before anything moves.
+  struct Planned {
+    uint32_t module;
+    FacetKind kind;
+    uint64_t bytes;
+    uint64_t offset;
+  };
+  std::vector<Planned> planned;
+  std::vector<ModuleDescription> descriptions;
+  uint32_t next_id = 0;
+  for (uint32_t m = 0; m < modules_.size(); ++m) {
+    Module& module = *modules_[m];
+    uint64_t weights = 0;
+    uint64_t gradients = 0;
+    std::set<c10::StorageImpl*> seen;
+    for (uint32_t i : module.parameters) {
+      Parameter& p = parameters_[i];
+      if (seen.insert(p.storage).second) weights += Align(p.storage->nbytes());
+      p.gradient_offset = gradients;
+      gradients += Align(static_cast<uint64_t>(p.tensor.numel()) * p.tensor.element_size());
+    }
+    ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}};
+    const std::pair<FacetKind, uint64_t> facets[] = {{FacetKind::kWeights, weights},
+                                                     {FacetKind::kGradients, gradients},
+                                                     {FacetKind::kOptimizer, state_bytes[m]}};
+    for (const auto& [kind, bytes] : facets) {
+      if (bytes == 0) continue;
+      const uint64_t rounded = space->RoundUp(bytes);
+      planned.push_back({m, kind, rounded, ReserveDisk(rounded)});
+      description.facets.push_back({next_id++, kind, rounded});
+    }
+    totals_.weights_bytes += weights;
+    totals_.gradients_bytes += gradients;
+    totals_.parameter_count += module.parameter_count;
+    descriptions.push_back(std::move(description));
+  }
+  int disk = -1;
+  error = session_->Register(descriptions, disk_bytes_, &disk);
+  if (!error.empty()) return error;
+  std::unique_ptr<Link> link = MakeUringLink(disk, &error);
+  if (!link) return error;
+
+  keeper_ = std::make_unique<StorageKeeper>(&Manager::OnStorageGone, this);
+  executor_ = std::make_unique<Executor>(std::move(space), std::move(link), &DeviceMeter::Get(), keeper_.get(),
+                                         options_.executor);
+  for (const Planned& plan : planned) {
+    static const char* const kNames[] = {"", " weights", " gradients", " optimizer state"};
+    Module& module = *modules_[plan.module];
+    Facet* facet = executor_->AddFacet(plan.module, plan.kind, plan.bytes, plan.offset,
+                                       module.name + kNames[static_cast<int>(plan.kind)], &error);
+    if (facet == nullptr) return error;
+    if (plan.kind == FacetKind::kWeights) module.weights = facet;
+    if (plan.kind == FacetKind::kGradients) module.gradients = facet;
+    if (plan.kind == FacetKind::kOptimizer) module.optimizer = facet;
+  }
+  open_manager.store(this);
+  open_ = true;
+  totals_.link = info.link;
+  error = AdoptWeights();
+  if (!error.empty()) {
+    ReleaseAll();
+    return error;
+  }
+  executor_->on_step = [this](StepSummary summary) { OnStep(std::move(summary)); };
+  session_->StartTraining(
+      [this](const OfferedPlan& offered) {
+        std::string refused = executor_->OfferPlan(offered.plan, offered.version, offered.trace_digest);
+        if (refused.empty()) {
+          std::lock_guard<std::mutex> lock(mutex_);
+          totals_.bound = offered.bound;
+          totals_.plan_version = offered.version;
+        }
+        return refused;
+      },
+      [this](uint64_t budget) { DeviceMeter::Get().SetBudget(budget); }, [this](const std::string& s) { Notice(s); });
+  SetTouchHandler(this);
+  return "";
+}
+
+uint64_t Manager::ReserveDisk(uint64_t bytes) {
+  const uint64_t offset = disk_bytes_;
+  disk_bytes_ += bytes;
+  return offset;
+}
+
+std::string Manager::AdoptWeights() {
+  DeviceMeter& meter = DeviceMeter::Get();
+  const uint64_t budget = session_->info().budget_bytes;
+  uint64_t largest = 0;
+  for (const auto& module : modules_) largest = std::max(largest, module->weights->bytes);
+  SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
+  for (auto& module : modules_) {
+    // The model may have been made larger than the budget; it shrinks to it as its modules are taken over, and two
+    // copies exist of no more than one module at a time.
+    meter.SetBudget(std::max(budget, meter.other_bytes() + 2 * largest));
+    std::string error = executor_->Create(module->weights);
+    if (!error.empty()) return error;
+    const policy::Use use{module->weights->id, 0};
+    uint64_t offset = 0;
+    std::set<c10::StorageImpl*> seen;
+    for (uint32_t i : module->parameters) {
+      Parameter& p = parameters_[i];
+      if (!seen.insert(p.storage).second) continue;
+      error = keeper_->Bind(p.storage, module->weights, offset, "Parameter " + p.name, /*copied=*/false);
+      if (!error.empty()) break;
+      offset += Align(p.storage->nbytes());
+    }
+    executor_->EndUse(&use, 1);
+    if (!error.empty()) return error;
+  }
+  meter.SetBudget(budget);
+  std::string error = executor_->FitBudget();
+  if (!error.empty()) return error;
+  executor_->ResetTrace();
+  meter.ResetPeak();
+  return "";
+}
+
+Manager::~Manager() { ReleaseAll(); }
+
+bool Manager::Release(std::string* error) {
+  if (!open_) return true;
+  *error = Flush();
+  if (!error->empty()) return false;
+  uint64_t held = 0;
+  for (size_t i = 0; i < executor_->facet_count(); ++i) {
+    const Facet& f = *executor_->facet(static_cast<uint32_t>(i));
+    if (f.state.load() != FacetState::kEmpty) held += f.bytes;
+  }
+  if (held + DeviceMeter::Get().other_bytes() > session_->info().budget_bytes) return false;
+  *error = ReleaseAll();
+  return error->empty();
+}
+
+std::string Manager::ReleaseAll() {
+  if (!open_) return "";
+  std::string error;
+  releasing_ = true;
+  if (executor_) {
+    DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
+    for (size_t i = 0; i < executor_->facet_count(); ++i) {
+      Facet* facet = executor_->facet(static_cast<uint32_t>(i));
+      const std::vector<c10::StorageImpl*> storages = keeper_->StoragesOf(*facet);
+      if (storages.empty()) continue;
+      const policy::Use use{facet->id, policy::kRead};
+      const std::string failed = executor_->Use(&use, 1, /*position=*/false);
+      if (!failed.empty()) {
+        error = failed;
+        continue;
+      }
+      for (c10::StorageImpl* storage : storages) keeper_->Unbind(storage);
+      executor_->EndUse(&use, 1);
+    }
+  }
+  // What could not be read back stays bound: its addresses must not be given to anybody else.
+  if (!error.empty()) return error;
+  SetTouchHandler(nullptr);
+  SetRoomMaker(nullptr);
+  open_ = false;
+  open_manager.store(nullptr);
+  for (Parameter& p : parameters_) p.accumulator.reset();
+  if (session_) session_->Close();
+  executor_.reset();
+  return "";
+}
+
+void Manager::OnStorageGone(void* context, Facet* facet, bool last) {
+  auto* manager = static_cast<Manager*>(context);
+  if (facet->kind == FacetKind::kWeights && !manager->releasing_.load()) manager->parameter_changed_.store(true);
+  if (last) manager->executor_->Discard(facet);
+}
+
+void Manager::Notice(std::string sentence) {
+  std::fprintf(stderr, "misa: %s\n", sentence.c_str());
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (totals_.notices.size() < kMaxNotices) totals_.notices.push_back(std::move(sentence));
+}
+
+// ------------------------------------------------------------------------------------------------------------ touches
+
+std::string Manager::Touch(const Touched* touched, size_t count) {
+  std::string error;
+  for (size_t i = 0; i < count && error.empty(); ++i) {
+    const Module* module = modules_[touched[i].facet->module].get();
+    if (module != stepping && module->pending.load(std::memory_order_acquire)) {
+      error = RunPending(touched[i].facet->module);
+    }
+  }
+  constexpr size_t kInline = 8;
+  policy::Use few[kInline];
+  std::vector<policy::Use> many;
+  policy::Use* uses = few;
+  if (count > kInline) {
+    many.resize(count);
+    uses = many.data();
+  }
+  for (size_t i = 0; i < count; ++i) uses[i] = {touched[i].facet->id, touched[i].access};
+  if (error.empty()) error = executor_->Use(uses, count, /*position=*/stepping == nullptr);
+  if (!error.empty()) {
+    for (size_t i = 0; i < count; ++i) keeper_->Poison(*touched[i].facet, "misa: " + error);
+    poisoned_.store(true);
+  }
+  return error;
+}
+
+void Manager::EndTouch(const Touched* touched, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const policy::Use use{touched[i].facet->id, touched[i].access};
+    executor_->EndUse(&use, 1);
+  }
+}
+
+std::string Manager::Pin(const at::Tensor& tensor) {
+  Slot* slot = tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
+  if (slot == nullptr) return "";
+  const Touched touched{slot->facet, policy::kRead | policy::kWrite};
+  return Touch(&touched, 1);
+}
+
+void Manager::Unpin(const at::Tensor& tensor) {
+  Slot* slot = tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
+  if (slot == nullptr) return;
+  const Touched touched{slot->facet, 0};
+  EndTouch(&touched, 1);
+}
+
+bool Manager::IsManaged(const at::Tensor& tensor) const {
+  return tensor.has_storage() && StorageTable::Get().Find(StorageOf(tensor)) != nullptr;
+}
+
+// ----------------------------------------------------------------------------------------------------------- stepping
+
+void Manager::MarkPending(uint32_t module) { modules_[module]->pending.store(true, std::memory_order_release); }
+
+std::string Manager::RunPending(uint32_t index) {
+  Module& module = *modules_[index];
+  {
+    std::unique_lock<std::mutex> lock(pending_mutex_);
+    if (module.running == std::this_thread::get_id()) return "";
+    if (module.running != std::thread::id()) {
+      // Another thread steps it. Whatever that thread may need from this one (the interpreter's lock) is given up.
+      lock.unlock();
+      const std::function<void()> wait = [&] {
+        std::unique_lock<std::mutex> again(pending_mutex_);
+        pending_done_.wait(again, [&] { return module.running == std::thread::id(); });
+      };
+      if (wait_guard_) {
+        wait_guard_(wait);
+      } else {
+        wait();
+      }
+      lock.lock();
+    }
+    if (!module.pending.load()) return "";
+    module.running = std::this_thread::get_id();
+  }
+  const std::string error = RunStepper(index);
+  {
+    std::lock_guard<std::mutex> lock(pending_mutex_);
+    module.running = std::thread::id();
+    if (error.empty()) module.pending.store(false, std::memory_order_release);
+  }
+  pending_done_.notify_all();
+  return error;
+}
+
+std::string Manager::StepModule(uint32_t module) {
+  MarkPending(module);
+  return RunPending(module);
+}
+
+std::string Manager::RunStepper(uint32_t index) {
+  Module& module = *modules_[index];
+  policy::Use uses[3];
+  size_t count = 0;
+  const auto add = [&](Facet* facet, uint8_t access) {
+    if (facet != nullptr && facet->state.load() != FacetState::kEmpty) uses[count++] = {facet->id, access};
+  };
+  add(module.weights, policy::kRead | policy::kWrite);
+  add(module.gradients, policy::kRead);
+  add(module.optimizer, policy::kRead | policy::kWrite);
+  std::string error = executor_->Use(uses, count, /*position=*/true);
+  if (!error.empty()) return error;
+  if (poisoned_.load()) {
+    // An earlier failure's sentence must not outlive the failure.
+    for (size_t i = 0; i < count; ++i) keeper_->Attach(*executor_->facet(uses[i].facet));
+  }
+  const Module* outer = std::exchange(stepping, &module);
+  std::vector<at::Tensor> state;
+  error = stepper_(index, &state);
+  if (error.empty()) error = AdoptState(index, state);
+  stepping = outer;
+  executor_->EndUse(uses, count);
+  return error;
+}
+
+std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& state) {
+  Module& module = *modules_[index];
+  std::vector<c10::StorageImpl*> fresh;
+  uint64_t needed = 0;
+  for (const at::Tensor& tensor : state) {
+    if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != at::kCPU) continue;
+    c10::StorageImpl* storage = StorageOf(tensor);
+    if (storage->nbytes() < kLeastStateBytes || StorageTable::Get().Find(storage) != nullptr ||
+        std::find(fresh.begin(), fresh.end(), storage) != fresh.end()) {
+      continue;
+    }
+    fresh.push_back(storage);
+    needed += Align(storage->nbytes());
+  }
+  if (fresh.empty()) return "";
+  if (module.optimizer == nullptr) {
+    // An optimizer whose state was not known beforehand: its room on the disk is reserved now.
+    std::string error;
+    const uint64_t bytes = executor_->space().RoundUp(needed);
+    const uint64_t before = disk_bytes_;
+    const uint64_t offset = ReserveDisk(bytes);
+    int unused = -1;
+    ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}};
+    for (const Facet* f : {module.weights, module.gradients}) {
+      if (f != nullptr) description.facets.push_back({f->id, f->kind, f->bytes});
+    }
+    description.facets.push_back({static_cast<uint32_t>(executor_->facet_count()), FacetKind::kOptimizer, bytes});
+    error = session_->Register({description}, disk_bytes_, &unused);
+    if (error.empty()) {
+      module.optimizer = executor_->AddFacet(index, FacetKind::kOptimizer, bytes, offset,
+                                             module.name + " optimizer state", &error);
+    }
+    if (!error.empty()) {
+      disk_bytes_ = before;
+      if (!warned_state_.exchange(true)) {
+        Notice("Optimizer state of " + module.name + " stays in memory unmanaged: " + error);
+      }
+      return "";
+    }
+  }
+  Facet* facet = module.optimizer;
+  const bool empty = facet->state.load() == FacetState::kEmpty;
+  if (empty) module.optimizer_used = 0;
+  if (module.optimizer_used + needed > facet->bytes) {
+    if (!warned_state_.exchange(true)) {
+      Notice("The optimizer keeps more state for " + module.name + " than was foreseen (" + FormatByteSize(needed) +
+             " more): that part stays in memory unmanaged and counts against the budget.");
+    }
+    return "";
+  }
+  const policy::Use use{facet->id,
+                        static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
+  std::string error = executor_->Use(&use, 1, /*position=*/true);
+  if (!error.empty()) return error;
+  for (c10::StorageImpl* storage : fresh) {
+    const uint64_t bytes = Align(storage->nbytes());
+    error = keeper_->Bind(storage, facet, module.optimizer_used, "Optimizer state of " + module.name, /*copied=*/false);
+    if (!error.empty()) break;
+    module.optimizer_used += bytes;
+  }
+  executor_->EndUse(&use, 1);
+  return error;
+}
+
+std::string Manager::Flush() {
+  std::string error;
+  for (bool present : {true, false}) {
+    for (uint32_t i = 0; i < modules_.size() && error.empty(); ++i) {
+      Module& module = *modules_[i];
+      if (!module.pending.load()) continue;
+      const FacetState state = module.weights->state.load();
+      if (present && state != FacetState::kDevice && state != FacetState::kReady) continue;
+      error = RunPending(i);
+    }
+  }
+  return error;
+}
+
+void Manager::EndStep() {
+  if (parameter_changed_.exchange(false)) CheckParameters();
+  executor_->EndStep();
+}
+
+void Manager::CheckParameters() {
+  for (Parameter& p : parameters_) {
+    c10::StorageImpl* storage = StorageOf(p.tensor);
+    if (storage == p.storage && StorageTable::Get().Find(storage) != nullptr) continue;
+    if (StorageTable::Get().Find(storage) != nullptr) continue;  // now another managed tensor's storage
+    p.storage = storage;
+    Notice("Parameter " + p.name + " was resized or replaced while misa managed it. Its new content is kept and trained; "
+           "it stays in ordinary memory from now on and counts against the budget.");
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- gradients
+
+void Manager::WatchGradients() {
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (!p.tensor.requires_grad() || p.accumulator != nullptr) continue;
+    std::shared_ptr<torch::autograd::Node> node = torch::autograd::impl::grad_accumulator(p.tensor);
+    if (node == nullptr) continue;
+    node->add_post_hook(std::make_unique<GradientHook>([this, i] {
+      if (open_manager.load() == this) OnGradient(i);
+    }));
+    p.accumulator = node;
+  }
+}
+
+void Manager::OnGradient(uint32_t index) {
+  Parameter& p = parameters_[index];
+  const std::string error = TakeGradient(p);
+  TORCH_CHECK(error.empty(), "misa: ", error);
+  p.has_gradient = true;
+  if (options_.step != StepMode::kInBackward || !gradient_complete_) return;
+  const Module& module = *modules_[p.module];
+  for (uint32_t i : module.parameters) {
+    if (parameters_[i].tensor.requires_grad() && !parameters_[i].has_gradient) return;
+  }
+  const std::string failed = gradient_complete_(p.module);
+  TORCH_CHECK(failed.empty(), "misa: ", failed);
+}
+
+std::string Manager::TakeGradient(Parameter& p) {
+  const at::Tensor& gradient = p.tensor.grad();
+  kernels::Element element;
+  if (!gradient.defined() || gradient.layout() != at::kStrided || !gradient.has_storage() ||
+      !ElementOf(gradient, &element)) {
+    return "";
+  }
+  const auto count = static_cast<size_t>(gradient.numel());
+  c10::StorageImpl* storage = StorageOf(gradient);
+  const auto measure = [&](void* target) {
+    const kernels::Sums sums = kernels::MeasureAndCopy(gradient.const_data_ptr(), target, count, element);
+    p.statistics = {sums.sum, sums.sum_squares, count};
+  };
+  const bool whole = gradient.is_non_overlapping_and_dense() && gradient.storage_offset() == 0 &&
+                     storage->nbytes() == count * gradient.element_size();
+  if (Slot* slot = StorageTable::Get().Find(storage)) {
+    // Accumulated in place into what is managed already.
+    const policy::Use use{slot->facet->id, policy::kRead};
+    std::string error = executor_->Use(&use, 1, /*position=*/true);
+    if (!error.empty()) return error;
+    if (gradient.is_non_overlapping_and_dense()) measure(nullptr);
+    executor_->EndUse(&use, 1);
+    return "";
+  }
+  Module& module = *modules_[p.module];
+  if (!whole || count * gradient.element_size() < kAlignment || options_.step == StepMode::kInBackward ||
+      module.gradients == nullptr) {
+    if (gradient.is_non_overlapping_and_dense()) measure(nullptr);
+    return "";
+  }
+  // A step that is still due uses the gradients of before; they go with it.
+  if (module.pending.load()) {
+    const std::string error = RunPending(p.module);
+    if (!error.empty()) return error;
+  }
+  Facet* facet = module.gradients;
+  if (keeper_->Occupied(*facet, p.gradient_offset)) {
+    // Somebody still holds an earlier gradient: that one keeps its place.
+    measure(nullptr);
+    return "";
+  }
+  const bool empty = facet->state.load() == FacetState::kEmpty;
+  const policy::Use use{facet->id,
+                        static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
+  std::string error = executor_->Use(&use, 1, /*position=*/true);
+  if (!error.empty()) return error;
+  measure(facet->address + p.gradient_offset);
+  error = keeper_->Bind(storage, facet, p.gradient_offset, "The gradient of " + p.name, /*copied=*/true);
+  executor_->EndUse(&use, 1);
+  return error;
+}
+
+std::vector<ModuleStatistics> Manager::TakeStatistics() {
+  std::vector<ModuleStatistics> all;
+  for (uint32_t m = 0; m < modules_.size(); ++m) {
+    ModuleStatistics statistics{m, {}};
+    for (uint32_t i : modules_[m]->parameters) {
+      Parameter& p = parameters_[i];
+      if (!p.has_gradient) continue;
+      p.has_gradient = false;
+      statistics.statistics.sum += p.statistics.sum;
+      statistics.statistics.sum_squares += p.statistics.sum_squares;
+      statistics.statistics.count += p.statistics.count;
+    }
+    if (statistics.statistics.count > 0) all.push_back(statistics);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  finished_statistics_ = all;
+  return all;
+}
+
+void Manager::SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  round_ = round;
+  active_ = std::move(active);
+  sampler_digest_ = digest;
+}
+
+// ------------------------------------------------------------------------------------------------------------ reports
+
+void Manager::OnStep(StepSummary summary) {
+  StepReport report;
+  report.states = executor_->States();
+  report.problem = executor_->TakeProblem();
+  report.device_bytes = DeviceMeter::Get().total_bytes();
+  report.pool_backed_bytes = DeviceMeter::Get().pool_bytes();
+  if (!report.problem.empty()) Notice(report.problem);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    report.statistics = std::move(finished_statistics_);
+    finished_statistics_.clear();
+    report.round = round_;
+    report.active_modules = active_;
+    report.sampler_digest = sampler_digest_;
+    // A trace that will not come back is not worth a plan; the first ones are, for want of a better.
+    report.send_trace = summary.trace_digest != last_trace_sent_ &&
+                        (summary.trace_digest == last_trace_seen_ || summary.step <= 2);
+    last_trace_seen_ = summary.trace_digest;
+    if (report.send_trace) last_trace_sent_ = summary.trace_digest;
+    if (totals_.step_seconds.size() < kMaxSteps) {
+      totals_.step_seconds.push_back(summary.step_seconds);
+      totals_.stall_seconds.push_back(summary.counters.stall_seconds);
+      totals_.loaded_bytes.push_back(summary.counters.loaded_bytes_demand + summary.counters.loaded_bytes_prefetch);
+      totals_.unloaded_bytes.push_back(summary.counters.unloaded_bytes);
+    }
+    const policy::LinkRates& measured = summary.measured;
+    if (measured.load > 0) totals_.link.load = measured.load;
+    if (measured.unload > 0) totals_.link.unload = measured.unload;
+    if (measured.duplex_load > 0) totals_.link.duplex_load = measured.duplex_load;
+    if (measured.duplex_unload > 0) totals_.link.duplex_unload = measured.duplex_unload;
+  }
+  report.summary = std::move(summary);
+  session_->Report(std::move(report));
+}
+
+RunTotals Manager::Totals() {
+  RunTotals totals;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    totals = totals_;
+  }
+  totals.counters = executor_ ? executor_->totals() : ExecutorCounters{};
+  totals.optimizer_bytes = 0;
+  for (const auto& module : modules_) totals.optimizer_bytes += module->optimizer_used;
+  return totals;
+}
+
+}  // namespace misa::torch_client

@@ -1,0 +1,186 @@
+// One trainer's managed training state: parameters, gradients and optimizer state of its modules, and when each module
+// steps. Used by the Python package and by C++ trainers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/core/executor.h"
+#include "client/core/session.h"
+#include "client/torch/grouping.h"
+#include "client/torch/managed_storage.h"
+#include "client/torch/observer.h"
+#include "runtime/policy/importance.h"
+
+namespace misa::torch_client {
+
+// When a module's optimizer step happens: at its next touch, as soon as its gradient is complete, or inside step().
+enum class StepMode : uint8_t { kDeferred, kInBackward, kEager };
+
+struct ManagerOptions {
+  SessionOptions session;
+  ExecutorOptions executor;
+  StepMode step = StepMode::kDeferred;
+};
+
+struct ParameterInput {
+  std::string name;
+  at::Tensor tensor;
+  // Bytes the optimizer will keep for it, where known; reserved from the start.
+  uint64_t expected_state_bytes = 0;
+};
+
+// For reports: medians are over steps.
+struct RunTotals {
+  ExecutorCounters counters;
+  std::vector<double> step_seconds;
+  std::vector<double> stall_seconds;
+  std::vector<uint64_t> loaded_bytes;
+  std::vector<uint64_t> unloaded_bytes;
+  policy::Bound bound;
+  uint64_t plan_version = 0;
+  policy::LinkRates link;  // measured where there is enough of it, else as the daemon calibrated
+  uint64_t weights_bytes = 0, gradients_bytes = 0, optimizer_bytes = 0;
+  uint64_t parameter_count = 0;
+  std::vector<std::string> notices;
+};
+
+class Manager final : public TouchHandler {
+ public:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    uint32_t module = 0;
+    uint64_t gradient_offset = 0;
+    c10::StorageImpl* storage = nullptr;  // as bound
+    std::shared_ptr<void> accumulator;    // keeps the hook's node alive
+    bool has_gradient = false;            // in the present backward
+    policy::GradientStatistics statistics;
+  };
+  struct Module {
+    std::string name;
+    std::string kind;
+    bool samplable = false;
+    std::vector<uint32_t> parameters;
+    uint64_t parameter_count = 0;
+    Facet* weights = nullptr;
+    Facet* gradients = nullptr;
+    Facet* optimizer = nullptr;
+    uint64_t optimizer_used = 0;  // bytes of the optimizer facet that storages have
+    std::atomic<bool> pending{false};
+    std::thread::id running{};    // guarded by pending_mutex_
+  };
+
+  // Connects, registers, moves every parameter's storage into its module's facet. Null and a sentence on failure; the
+  // tensors are as before then.
+  static std::unique_ptr<Manager> Create(std::vector<ParameterInput> parameters, ManagerOptions options,
+                                         std::string* error);
+  ~Manager() override;
+
+  size_t module_count() const { return modules_.size(); }
+  const Module& module(size_t i) const { return *modules_[i]; }
+  const Parameter& parameter(size_t i) const { return parameters_[i]; }
+  size_t parameter_count() const { return parameters_.size(); }
+  const SessionInfo& session() const { return session_->info(); }
+  bool daemon_alive() const { return session_->daemon_alive(); }
+  StepMode step_mode() const { return options_.step; }
+
+  // --- Stepping ---
+  // Runs what is due for one module (its optimizer step) with everything present; returns "" or a sentence. Tensors of
+  // optimizer state that the module has afterwards go to *state.
+  using Stepper = std::function<std::string(uint32_t module, std::vector<at::Tensor>* state)>;
+  void SetStepper(Stepper stepper) { stepper_ = std::move(stepper); }
+  // What to run around a wait for another thread (the Python package gives the interpreter's lock up there).
+  void SetWaitGuard(std::function<void(const std::function<void()>&)> guard) { wait_guard_ = std::move(guard); }
+  // The module steps at its next touch.
+  void MarkPending(uint32_t module);
+  bool IsPending(uint32_t module) const { return modules_[module]->pending.load(); }
+  // Runs the stepper for the module now. A sentence on failure; the module stays pending then.
+  std::string StepModule(uint32_t module);
+  // Steps every pending module, those on the device first.
+  std::string Flush();
+  // The boundary of a training step.
+  void EndStep();
+
+  // In StepMode::kInBackward: called when the module's gradients are complete.
+  void SetGradientComplete(std::function<std::string(uint32_t module)> call) { gradient_complete_ = std::move(call); }
+  // Gradients are taken and statistics kept from now on for parameters that require one; call again after
+  // requires_grad has changed.
+  void WatchGradients();
+  // Statistics of this step's complete gradients, by module; taken.
+  std::vector<ModuleStatistics> TakeStatistics();
+  void SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest);
+
+  // --- Looking at data ---
+  // Makes the tensor's storage present and keeps it so until Unpin. A sentence on failure. Unmanaged: "" and nothing.
+  std::string Pin(const at::Tensor& tensor);
+  void Unpin(const at::Tensor& tensor);
+  bool IsManaged(const at::Tensor& tensor) const;
+
+  // Gives every storage memory of its own again and ends the session, where that fits the budget; otherwise
+  // everything stays managed, loaded on demand. Returns whether it was given back.
+  bool Release(std::string* error);
+  // Ends the management without a look at the budget.
+  std::string ReleaseAll();
+
+  RunTotals Totals();
+  std::vector<FacetState> States() { return executor_->States(); }
+  Executor& executor() { return *executor_; }
+
+  // TouchHandler
+  std::string Touch(const Touched* touched, size_t count) override;
+  void EndTouch(const Touched* touched, size_t count) override;
+
+ private:
+  Manager() = default;
+  std::string Start(std::vector<ParameterInput> parameters, ManagerOptions options);
+  std::string AdoptWeights();
+  void OnGradient(uint32_t parameter);
+  std::string TakeGradient(Parameter& parameter);
+  std::string AdoptState(uint32_t module, const std::vector<at::Tensor>& state);
+  std::string RunPending(uint32_t module);
+  std::string RunStepper(uint32_t module);
+  uint64_t ReserveDisk(uint64_t bytes);
+  void OnStep(StepSummary summary);
+  void CheckParameters();
+  void Notice(std::string sentence);
+  static void OnStorageGone(void* context, Facet* facet, bool last);
+
+  ManagerOptions options_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<StorageKeeper> keeper_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::unique_ptr<Module>> modules_;
+  uint64_t disk_bytes_ = 0;
+  bool open_ = false;
+  std::atomic<bool> releasing_{false};
+  std::atomic<bool> parameter_changed_{false};
+  std::atomic<bool> poisoned_{false};
+  std::atomic<bool> warned_state_{false};
+
+  Stepper stepper_;
+  std::function<std::string(uint32_t)> gradient_complete_;
+  std::function<void(const std::function<void()>&)> wait_guard_;
+  std::mutex pending_mutex_;
+  std::condition_variable pending_done_;
+
+  std::mutex mutex_;  // what follows
+  uint64_t last_trace_sent_ = 0;
+  uint64_t last_trace_seen_ = 0;
+  RunTotals totals_;
+  uint64_t round_ = 0;
+  std::vector<uint32_t> active_;
+  uint64_t sampler_digest_ = 0;
+  std::vector<ModuleStatistics> finished_statistics_;
+};
+
+}  // namespace misa::torch_client
