@@ -1,0 +1,141 @@
+// The daemon's decisions: (state, event, now) -> (state, effects). No I/O, no clock, no randomness, no threads: the same
+// events at the same times give the same effects, so that a simulation can drive it and a seed replays a failure.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/memory/pool.h"
+#include "server/core/effect.h"
+#include "server/core/event.h"
+#include "server/core/figures.h"
+#include "server/core/session.h"
+#include "server/errors.h"
+
+namespace misa::server {
+
+struct CoreOptions {
+  std::string version;
+  std::string device_name;
+  std::string device_uuid;
+  uint64_t device_capacity_bytes = 0;
+  uint64_t chunk_bytes = 64 << 10;
+  uint64_t disk_capacity_bytes = 0;
+  uint32_t disk_block_bytes = 4096;
+  policy::LinkRates link;
+  PolicyOptions policy;
+  uint32_t max_sessions = 64;
+  uint32_t module_series_limit = 90;
+  // Ends with its last session, or when none came in time.
+  bool private_daemon = false;
+  double private_wait_seconds = 30;
+};
+
+class Core {
+ public:
+  // `orphans` are trainers of an earlier daemon that still live.
+  Core(CoreOptions options, const std::vector<JournalEntry>& orphans, Now now, Effects* effects);
+
+  void Handle(const Event& event, Now now, Effects* effects);
+
+  // "" or a sentence: the invariants of the accounting, for tests and the scheduler's own check.
+  std::string CheckInvariants() const;
+
+ private:
+  // Lease plane.
+  void On(const LeaseOpened& event);
+  void On(const LeaseClosed& event);
+  void On(const ChunksCreated& event);
+  void On(const DiskReserved& event);
+  void On(const Released& event);
+  void On(const OrphanEnded& event);
+  // Control plane.
+  void On(const AttachCall& event);
+  void On(const RegisterCall& event);
+  void On(const DetachCall& event);
+  void On(const TrainOpened& event);
+  void On(const TrainMessage& event);
+  void On(const TrainClosed& event);
+  void On(const PlanMade& event);
+  // Admin and observation.
+  void On(const AdminCall& event);
+  void On(const MetricsCall& event);
+  void On(const DrainRequested& event);
+  void On(const PolicyReloaded& event);
+  void On(const Tick& event);
+
+  void Admin(CallId call, const v1::GetNodeRequest& request);
+  void Admin(CallId call, const v1::ListSessionsRequest& request);
+  void Admin(CallId call, const v1::ListModulesRequest& request);
+  void Admin(CallId call, const v1::CaptureSnapshotRequest& request);
+  void Admin(CallId call, const v1::SetBudgetRequest& request);
+  void Admin(CallId call, const v1::SetPolicyRequest& request);
+  void Admin(CallId call, const v1::DrainRequest& request);
+
+  // The session of a token; nullptr after having replied with what is wrong.
+  Session* Authenticate(CallId call, const std::string& token, bool must_be_attached);
+  Error CheckAttach(const Session& session, const v1::AttachRequest& request) const;
+  // True where the call was answered or is under way; false where it waits for memory that is being reclaimed.
+  bool TryAttach(Session* session, const AttachCall& call);
+  void FinishRegister(Session* session);
+  // Starts the end of a session, or notes the cause while an operation is under way.
+  void End(Session* session, const std::string& cause);
+  void StartRelease(Session* session);
+  void Erase(Session* session);
+  void BeginDrain(const std::string& reason);
+  void ApplyPolicy(const PolicyOptions& policy);
+  uint32_t FreeSlot() const;
+  void JournalSessions();
+
+  void FoldReport(Session* session, const v1::StepReport& report);
+  void FoldStatistics(Session* session, const v1::StepReport& report);
+  void FoldSampler(Session* session, const v1::StepReport& report);
+  void FoldTrace(Session* session, const v1::Trace& trace);
+  void FinishShrink(Session* session);
+  void WantPlan(Session* session);
+  bool LinkMoved(const Session& session) const;
+  policy::LinkRates EffectiveLink(const Session& session) const;
+  policy::PlanInput MakeInput(const Session& session, uint64_t budget_bytes) const;
+  void Problem(Session* session, const char* kind, const std::string& sentence);
+
+  v1::GetNodeResponse Node() const;
+  v1::Session Describe(const Session& session) const;
+  std::vector<v1::ModuleStatus> DescribeModules(const Session& session) const;
+  Figures Measure() const;
+
+  void Emit(const std::string& kind, const std::string& session, const std::string& cause, uint64_t bytes = 0,
+            const std::string& module = "");
+  void Fail(CallId call, Error error);
+  void Answer(CallId call, Response response);
+  template <typename E>
+  void Do(E effect) {
+    effects_->emplace_back(std::move(effect));
+  }
+
+  const CoreOptions options_;
+  PolicyOptions policy_;
+  Pool device_;
+  Pool disk_;
+  bool draining_ = false;
+  bool quit_ = false;
+  bool ever_attached_ = false;
+  double started_at_ = 0;
+  uint64_t next_session_ = 1;
+  std::map<LeaseId, Session> sessions_;
+  std::unordered_map<std::string, LeaseId> by_token_;
+  std::unordered_map<StreamId, LeaseId> by_stream_;
+  std::map<std::string, JournalEntry> orphans_;
+  // Attaches that wait for memory that is being reclaimed; at most one for each session.
+  std::deque<AttachCall> waiting_;
+  Totals totals_;
+
+  // Of the event being handled.
+  Now now_;
+  Effects* effects_ = nullptr;
+};
+
+}  // namespace misa::server

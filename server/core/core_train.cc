@@ -1,0 +1,352 @@
+// The Train stream: reports folded in, plans made and sent.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "runtime/memory/byte_size.h"
+#include "server/core/core.h"
+
+namespace misa::server {
+namespace {
+
+// A plan is made again when a measured rate has moved by this share of what the last plan was made with, and not before
+// so many steps: rates settle over the first steps, and a plan is not free.
+constexpr double kLinkMoved = 0.25;
+constexpr uint64_t kStepsBeforeReplan = 5;
+
+double Positive(double measured, double otherwise) {
+  return std::isfinite(measured) && measured > 0 ? measured : otherwise;
+}
+
+bool Moved(double now, double before) { return before <= 0 || std::abs(now / before - 1) > kLinkMoved; }
+
+double Sane(double seconds) { return std::isfinite(seconds) && seconds > 0 ? seconds : 0; }
+
+}  // namespace
+
+void Core::On(const TrainOpened& event) {
+  const auto by_token = by_token_.find(event.token);
+  if (event.token.empty() || by_token == by_token_.end()) {
+    Do(FinishTrain{event.stream, {Code::kUnauthenticated, "the Train stream carries no token that a lease holds"}});
+    return;
+  }
+  Session* session = &sessions_.at(by_token->second);
+  if (!session->attached()) {
+    Do(FinishTrain{event.stream, {Code::kPrecondition, "the session is not attached; call Attach before Train"}});
+    return;
+  }
+  if (session->stream != 0) {
+    // A trainer that lost its stream opens a new one before the old one's end is noticed here.
+    by_stream_.erase(session->stream);
+    Do(FinishTrain{session->stream, {Code::kPrecondition, "a newer Train stream of this session took over"}});
+  }
+  session->stream = event.stream;
+  by_stream_[event.stream] = session->lease;
+  Do(ReadTrain{event.stream});
+  if (draining_) {
+    v1::TrainResponse notice;
+    notice.mutable_drain()->set_reason("misad is draining");
+    Do(SendTrain{event.stream, std::move(notice)});
+  }
+  // What a lost stream may have swallowed.
+  if (session->has_trace && session->sent_version != session->accepted_version) WantPlan(session);
+}
+
+void Core::On(const TrainClosed& event) {
+  const auto found = by_stream_.find(event.stream);
+  if (found == by_stream_.end()) return;
+  Session* session = &sessions_.at(found->second);
+  if (session->stream == event.stream) session->stream = 0;
+  by_stream_.erase(found);
+  // The session lives as long as its lease: a stream may come back.
+}
+
+void Core::On(const TrainMessage& event) {
+  const auto found = by_stream_.find(event.stream);
+  if (found == by_stream_.end()) return;
+  Session* session = &sessions_.at(found->second);
+  if (event.request.has_report()) {
+    FoldReport(session, event.request.report());
+  } else if (event.request.has_acknowledgement()) {
+    const v1::PlanAcknowledgement& acknowledgement = event.request.acknowledgement();
+    const std::string version = "plan " + std::to_string(acknowledgement.version());
+    if (acknowledgement.version() == 0 || acknowledgement.version() > session->sent_version) {
+      Problem(session, "trainer_problem", version + " was acknowledged and never sent; the acknowledgement is ignored");
+    } else if (acknowledgement.accepted()) {
+      session->accepted_version = acknowledgement.version();
+      Emit("plan_accepted", session->name, version);
+    } else {
+      Problem(session, "plan_refused", version + ": " + acknowledgement.reason());
+    }
+  }
+  Do(ReadTrain{event.stream});
+}
+
+void Core::FoldReport(Session* session, const v1::StepReport& report) {
+  ++session->reports;
+  ++session->steps_since_plan;
+  session->last = report;
+  session->last.clear_trace();
+  session->last.clear_statistics();
+  session->last.clear_residency();
+
+  const double seconds = Sane(report.step_seconds());
+  totals_.steps += 1;
+  totals_.step_seconds_sum += seconds;
+  const size_t bucket = static_cast<size_t>(
+      std::lower_bound(kStepSecondsBuckets.begin(), kStepSecondsBuckets.end(), seconds) - kStepSecondsBuckets.begin());
+  totals_.step_seconds_counts[bucket] += 1;
+  totals_.stall_seconds += Sane(report.stall_seconds());
+  totals_.demand_loads += report.demand_loads();
+  totals_.prefetch_loads += report.prefetch_loads();
+  totals_.demand_loaded_bytes += report.demand_loaded_bytes();
+  totals_.prefetch_loaded_bytes += report.prefetch_loaded_bytes();
+  totals_.unloads += report.unloads();
+  totals_.unloaded_bytes += report.unloaded_bytes();
+  totals_.prefetch_hits += report.prefetch_hits();
+  totals_.departures += report.departures();
+
+  size_t unknown = 0;
+  for (const v1::FacetResidency& item : report.residency()) {
+    ModuleRegistry::Facet* facet = session->registry.Find(item.facet());
+    if (facet == nullptr || !v1::Residency_IsValid(item.residency())) {
+      ++unknown;
+    } else {
+      facet->residency = item.residency();
+    }
+  }
+  if (unknown > 0) {
+    Problem(session, "trainer_problem",
+            "step " + std::to_string(report.step()) + " reported " + std::to_string(unknown) +
+                " facets that are not registered; they are ignored");
+  }
+  if (!report.problem().empty()) Problem(session, "trainer_problem", report.problem().substr(0, 2000));
+
+  FoldStatistics(session, report);
+  if (session->mode == v1::MODE_SAMPLED) FoldSampler(session, report);
+  FinishShrink(session);
+
+  if (report.has_trace()) {
+    FoldTrace(session, report.trace());
+  } else if (session->has_trace && session->steps_since_plan >= kStepsBeforeReplan && LinkMoved(*session)) {
+    WantPlan(session);
+  }
+}
+
+void Core::FoldStatistics(Session* session, const v1::StepReport& report) {
+  size_t refused = 0;
+  std::string first;
+  std::string first_module;
+  for (const v1::ModuleStatistics& item : report.statistics()) {
+    std::string sentence;
+    if (!session->tracker || item.module() >= session->registry.modules().size()) {
+      sentence = "module " + std::to_string(item.module()) + " is not registered";
+    } else {
+      sentence = session->tracker->Observe(item.module(), {item.sum(), item.sum_squares(), item.count()});
+    }
+    if (sentence.empty()) continue;
+    if (refused++ == 0) {
+      first = sentence;
+      if (item.module() < session->registry.modules().size()) {
+        first_module = session->registry.modules()[item.module()].name();
+      }
+    }
+  }
+  if (refused == 0) return;
+  // One event a step, whatever the number: a model full of NaN has thousands.
+  if (refused > 1) first += " (and " + std::to_string(refused - 1) + " more in this step)";
+  Emit("statistics_refused", session->name, first, 0, first_module);
+  session->last_problem = first;
+}
+
+void Core::FoldSampler(Session* session, const v1::StepReport& report) {
+  std::fill(session->active.begin(), session->active.end(), false);
+  for (const uint32_t module : report.active_modules()) {
+    if (module < session->active.size()) session->active[module] = true;
+  }
+  if (!session->sampler || report.sampler_digest() == 0) return;
+  if (report.round() != session->sampler->round() && session->reports == 1) {
+    // A run that was resumed: its sampler's state is not known here.
+    session->sampler.reset();
+    Emit("sampler_unmirrored", session->name,
+         "the trainer resumed in round " + std::to_string(report.round()) + "; its draws are not checked by the daemon");
+    return;
+  }
+  for (const v1::ModuleStatistics& item : report.statistics()) {
+    if (item.module() >= session->sampler_index.size() || session->sampler_index[item.module()] < 0) continue;
+    // A module that is not active, or a value that is not finite: the trainer's sampler refuses it in the same way.
+    session->sampler->Observe(static_cast<uint32_t>(session->sampler_index[item.module()]),
+                              {item.sum(), item.sum_squares(), item.count()});
+  }
+  session->sampler->EndStep();
+  if (session->sampler->Digest() == report.sampler_digest()) return;
+  session->sampler.reset();  // once apart they stay apart: one event, not one a step
+  Problem(session, "sampler_mismatch",
+          "at step " + std::to_string(report.step()) +
+              " the trainer's sampler is not in the state that its reports lead to; ranks that draw from different states "
+              "train different modules. Stop the job, and compare the ranks' options, seeds and statistics");
+}
+
+void Core::FoldTrace(Session* session, const v1::Trace& trace) {
+  const auto fail = [&](const std::string& sentence) {
+    Problem(session, "plan_failed", "the trace was refused: " + sentence);
+  };
+  if (trace.entries_size() == 0) return fail("it has no entries");
+  if (static_cast<size_t>(trace.entries_size()) > kMaxTraceEntries) {
+    return fail("it has " + std::to_string(trace.entries_size()) + " entries, and the most is " +
+                std::to_string(kMaxTraceEntries));
+  }
+  policy::Trace by_id;
+  policy::Trace by_index;
+  by_id.entries.reserve(trace.entries_size());
+  by_index.entries.reserve(trace.entries_size());
+  for (int at = 0; at < trace.entries_size(); ++at) {
+    const v1::TraceEntry& entry = trace.entries(at);
+    if (entry.facets_size() != entry.access_size()) {
+      return fail("position " + std::to_string(at) + " has " + std::to_string(entry.facets_size()) + " facets and " +
+                  std::to_string(entry.access_size()) + " access flags");
+    }
+    policy::TraceEntry id_entry;
+    id_entry.compute_seconds = entry.compute_seconds();
+    id_entry.other_bytes = entry.other_bytes();
+    policy::TraceEntry index_entry = id_entry;
+    for (int use = 0; use < entry.facets_size(); ++use) {
+      const std::optional<uint32_t> index = session->registry.Index(entry.facets(use));
+      const uint32_t access = entry.access(use);
+      if (!index) {
+        return fail("position " + std::to_string(at) + " uses facet " + std::to_string(entry.facets(use)) +
+                    ", which is not registered");
+      }
+      if (access == 0 || access > 15) {
+        return fail("position " + std::to_string(at) + " has the unknown access flags " + std::to_string(access));
+      }
+      id_entry.uses.push_back({entry.facets(use), static_cast<uint8_t>(access)});
+      index_entry.uses.push_back({*index, static_cast<uint8_t>(access)});
+    }
+    by_id.entries.push_back(std::move(id_entry));
+    by_index.entries.push_back(std::move(index_entry));
+  }
+  const uint64_t digest = policy::Digest(by_id);
+  if (trace.digest() != 0 && trace.digest() != digest) {
+    return fail("its digest is not that of its entries; trainer and daemon may be of different versions");
+  }
+  session->has_trace = true;
+  session->trace = std::move(by_index);
+  session->trace_digest = digest;
+  WantPlan(session);
+}
+
+policy::LinkRates Core::EffectiveLink(const Session& session) const {
+  policy::LinkRates link = options_.link;
+  if (!session.last.has_measured_link()) return link;
+  const v1::LinkRates& measured = session.last.measured_link();
+  link.load = Positive(measured.load_bytes_per_second(), link.load);
+  link.unload = Positive(measured.unload_bytes_per_second(), link.unload);
+  link.duplex_load = Positive(measured.duplex_load_bytes_per_second(), link.duplex_load);
+  link.duplex_unload = Positive(measured.duplex_unload_bytes_per_second(), link.duplex_unload);
+  // Rates measured apart may contradict each other; a direction is never faster beside the other than alone.
+  link.duplex_load = std::min(link.duplex_load, link.load);
+  link.duplex_unload = std::min(link.duplex_unload, link.unload);
+  return link;
+}
+
+bool Core::LinkMoved(const Session& session) const {
+  const policy::LinkRates now = EffectiveLink(session);
+  return Moved(now.load, session.plan_link.load) || Moved(now.unload, session.plan_link.unload) ||
+         Moved(now.duplex_load, session.plan_link.duplex_load) ||
+         Moved(now.duplex_unload, session.plan_link.duplex_unload);
+}
+
+policy::PlanInput Core::MakeInput(const Session& session, uint64_t budget_bytes) const {
+  policy::PlanInput input;
+  input.facet_bytes = session.registry.FacetBytes();
+  input.trace = session.trace;
+  input.budget_bytes = budget_bytes;
+  input.reserve_bytes = policy_.reserve_bytes;
+  input.link = EffectiveLink(session);
+  return input;
+}
+
+void Core::WantPlan(Session* session) {
+  if (session->plan_in_flight) {
+    session->plan_wanted = true;
+    return;
+  }
+  session->plan_in_flight = true;
+  session->plan_wanted = false;
+  session->steps_since_plan = 0;
+  session->plan_trace_digest = session->trace_digest;
+  ComputePlan effect;
+  effect.lease = session->lease;
+  effect.serial = ++session->plan_serial;
+  effect.input = MakeInput(*session, session->budget_bytes);
+  session->plan_link = effect.input.link;
+  Do(std::move(effect));
+}
+
+void Core::On(const PlanMade& event) {
+  const auto found = sessions_.find(event.lease);
+  if (found == sessions_.end() || found->second.plan_serial != event.serial) return;
+  Session* session = &found->second;
+  session->plan_in_flight = false;
+  if (!session->attached()) return;
+  if (session->plan_wanted && session->has_trace) {
+    // Made for what no longer holds: the trainer would refuse it, or exceed a smaller budget with it.
+    WantPlan(session);
+    return;
+  }
+  if (!event.plan.ok()) {
+    Problem(session, "plan_failed", event.plan.error);
+    return;
+  }
+  if (!session->has_trace) return;
+  session->bound = event.bound.ok() ? event.bound.value : policy::Bound{};
+  if (!event.bound.ok()) Problem(session, "trainer_problem", "no bound could be computed: " + event.bound.error);
+  v1::TrainResponse response;
+  v1::Plan* plan = response.mutable_plan();
+  plan->set_version(++session->sent_version);
+  plan->set_trace_digest(session->plan_trace_digest);
+  for (const policy::Action& action : event.plan.value.actions) {
+    if (action.facet >= session->registry.facets().size()) continue;
+    v1::PlanAction* out = plan->add_actions();
+    out->set_position(action.position);
+    out->set_kind(action.kind == policy::Action::kLoad ? v1::ACTION_KIND_LOAD : v1::ACTION_KIND_UNLOAD);
+    out->set_facet(session->registry.facets()[action.facet].id);
+  }
+  plan->set_predicted_step_seconds(event.plan.value.step_seconds);
+  plan->set_bound_step_seconds(session->bound.step_seconds);
+  plan->set_bound_load_bytes(session->bound.load_bytes);
+  plan->set_bound_unload_bytes(session->bound.unload_bytes);
+  if (session->stream == 0) return;  // a new stream asks again
+  Emit("plan_sent", session->name,
+       "plan " + std::to_string(plan->version()) + " with " + std::to_string(plan->actions_size()) + " actions",
+       event.plan.value.loaded_bytes + event.plan.value.unloaded_bytes);
+  Do(SendTrain{session->stream, std::move(response)});
+}
+
+void Core::FinishShrink(Session* session) {
+  if (session->leased_bytes <= session->budget_bytes) return;
+  // The pool gets the difference only when the trainer has shown that it lives within the smaller budget.
+  const v1::StepReport& last = session->last;
+  if (last.device_peak_bytes() > session->budget_bytes || last.device_bytes() > session->budget_bytes ||
+      last.pool_backed_bytes() > session->budget_bytes || session->accepted_version != session->sent_version ||
+      session->plan_in_flight) {
+    return;
+  }
+  const uint64_t given_back = session->leased_bytes - session->budget_bytes;
+  const std::string problem = device_.Return(given_back);
+  if (!problem.empty()) {
+    Do(LogLine{Level::kError, problem});
+    return;
+  }
+  session->leased_bytes = session->budget_bytes;
+  Emit("memory_reclaimed", session->name, "budget lowered", given_back);
+  JournalSessions();
+}
+
+void Core::Problem(Session* session, const char* kind, const std::string& sentence) {
+  session->last_problem = sentence;
+  Emit(kind, session->name, sentence);
+}
+
+}  // namespace misa::server
