@@ -45,6 +45,10 @@ install_packages() {
   missing=$(missing_packages | xargs)
   [ -n "$missing" ] || return 0
   count=$(wc -w <<<"$missing")
+  case $(. /etc/os-release 2>/dev/null && echo "${ID:-}-${VERSION_ID:-}") in
+    debian-12 | ubuntu-24.04) ;;
+    *) say "this is neither Debian 12 nor Ubuntu 24.04, on which this is tried; going on all the same" ;;
+  esac
   if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
     fail "$count packages are missing and neither root nor sudo is at hand. Ask an administrator to run:" \
       "apt-get install $missing"
