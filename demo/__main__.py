@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -280,6 +281,8 @@ def tree_pss_bytes(pid: int) -> int:
 
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
+    # Asked to stop, the demo ends its run and removes its cgroup just as when it is interrupted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return Demo(options).run()
     except (DemoError, data.DataError) as error:
