@@ -13,12 +13,6 @@ namespace {
 constexpr int kMostPeriods = 12;
 constexpr int kMostTies = 8;
 
-// The positions at which keeping a facet over an interval takes room that its going would free.
-struct Cover {
-  uint32_t start = 0;
-  uint32_t length = 0;
-};
-
 // Covers without transfers: everything strictly between the two uses.
 std::vector<Cover> FullCovers(const StepModel& model) {
   std::vector<Cover> covers(model.uses.size());
@@ -161,7 +155,8 @@ std::vector<int64_t> RoomBesideUses(const StepModel& model) {
   return room;
 }
 
-// Makes the choice hold around the period: a choice taken from a sweep that did not settle may not.
+}  // namespace
+
 void Repair(const StepModel& model, std::vector<uint8_t>* kept) {
   const std::vector<Cover> covers = FullCovers(model);
   const std::vector<int64_t> room = RoomBesideUses(model);
@@ -170,11 +165,9 @@ void Repair(const StepModel& model, std::vector<uint8_t>* kept) {
   sweep.Run(kept, true);
 }
 
-// Keeps what still fits: evictions of whole facets free more than was missing. Short intervals first, they take the
-// least room for the transfers they save.
-void Fill(const StepModel& model, const std::vector<Cover>& covers, const std::vector<int64_t>& room,
-          std::vector<uint8_t>* kept) {
-  RangeMin left(room);
+void Fill(const StepModel& model, const Intervals& intervals, std::vector<uint8_t>* kept) {
+  const std::vector<Cover>& covers = intervals.covers;
+  RangeMin left(intervals.room);
   std::vector<uint32_t> gone;
   for (uint32_t u = 0; u < covers.size(); ++u) {
     if (covers[u].length == 0) {
@@ -199,9 +192,7 @@ void Fill(const StepModel& model, const std::vector<Cover>& covers, const std::v
   }
 }
 
-}  // namespace
-
-std::vector<uint8_t> ChooseResidency(const StepModel& model, const ResidencyOptions& options) {
+Intervals WidenUses(const StepModel& model, double transfer_room) {
   const size_t count = model.positions();
   // Uses widened by the time of their transfers: room that is taken whether the facet stays or goes.
   std::vector<double> load_seconds(count, 0);
@@ -218,12 +209,12 @@ std::vector<uint8_t> ChooseResidency(const StepModel& model, const ResidencyOpti
   std::vector<uint32_t> lead(count);
   std::vector<uint32_t> lag(count);
   for (size_t p = 0; p < count; ++p) {
-    lead[p] = PositionsIn(model, p, options.transfer_room * load_seconds[p], false);
-    lag[p] = PositionsIn(model, p, options.transfer_room * unload_seconds[p], true);
+    lead[p] = PositionsIn(model, p, transfer_room * load_seconds[p], false);
+    lag[p] = PositionsIn(model, p, transfer_room * unload_seconds[p], true);
   }
-  std::vector<Cover> covers = FullCovers(model);
+  Intervals intervals{FullCovers(model), RoomBesideUses(model)};
+  std::vector<Cover>& covers = intervals.covers;
   std::vector<int64_t> change(count + 1, 0);
-  std::vector<int64_t> room = RoomBesideUses(model);
   const auto take = [&](size_t first, size_t length, int64_t bytes) {
     first %= count;
     change[first] -= bytes;
@@ -250,14 +241,41 @@ std::vector<uint8_t> ChooseResidency(const StepModel& model, const ResidencyOpti
   int64_t taken = 0;
   for (size_t p = 0; p < count; ++p) {
     taken += change[p];
-    room[p] += taken;
+    intervals.room[p] += taken;
   }
+  return intervals;
+}
+
+MovedBytes CountBytes(const StepModel& model, const std::vector<uint8_t>& kept) {
+  MovedBytes moved;
+  std::vector<uint8_t> dirty(model.bytes.size(), 1);
+  // The second time around, the state at the start is the steady one.
+  for (int round = 0; round < 2; ++round) {
+    moved = {};
+    for (uint32_t u = 0; u < model.uses.size(); ++u) {
+      const FacetUse& use = model.uses[u];
+      const int64_t bytes = model.bytes[use.facet];
+      uint8_t& is_dirty = dirty[use.facet];
+      is_dirty |= use.dirties() ? 1 : 0;
+      if (use.discards()) {
+        is_dirty = 0;
+      } else if (kept[u] == 0) {
+        moved.unloads += is_dirty != 0 ? bytes : 0;
+        moved.loads += use.next_needs_content ? bytes : 0;
+        is_dirty = 0;
+      }
+    }
+  }
+  return moved;
+}
+
+std::vector<uint8_t> ChooseFarthest(const StepModel& model, const Intervals& intervals, double tie_window) {
 
   std::vector<uint8_t> kept(model.uses.size());
   for (size_t u = 0; u < kept.size(); ++u) {
     kept[u] = model.uses[u].discards() ? 0 : 1;
   }
-  Sweep sweep(model, covers, room, options.tie_window);
+  Sweep sweep(model, intervals.covers, intervals.room, tie_window);
   std::vector<uint8_t> before = kept;
   for (int period = 0; period < kMostPeriods; ++period) {
     sweep.Run(&kept, false);
@@ -267,7 +285,7 @@ std::vector<uint8_t> ChooseResidency(const StepModel& model, const ResidencyOpti
     before = kept;
   }
   Repair(model, &kept);
-  Fill(model, covers, room, &kept);
+  Fill(model, intervals, &kept);
   // The widened room is less than the real one except where an absence is shorter than its transfers.
   Repair(model, &kept);
   return kept;
