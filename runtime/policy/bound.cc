@@ -1,12 +1,12 @@
-// Lower bounds of a step: facets may be split to the byte and transfers are free to overlap anything.
+#include "runtime/policy/bound.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <queue>
 #include <utility>
 
-#include "runtime/policy/planner.h"
-#include "runtime/policy/step_model.h"
+// Lower bounds of a step: facets may be split to the byte, and transfers are free to overlap anything.
 
 namespace misa::policy {
 namespace {
@@ -142,9 +142,9 @@ double LinkSeconds(double loads, double unloads, const LinkRates& link) {
   return std::max({loads / load, unloads / unload, std::min(apart, together)});
 }
 
-// Within a step: from the arrival at position a to the start of the compute of a later position b, all content read in
-// between that was not on the device at a is loaded, and the device held at most capacity[a]. The rest of the period
-// takes its compute. For every a and b: T >= (read(a..b) - capacity[a]) / load + compute(b..a + period).
+// Within a step: between the starts of the compute of position a and of a later position b, all content read from a to b
+// that was not on the device at a's start is loaded, and the device held at most capacity[a] then. The rest of the
+// period takes its compute. For every a and b: T >= (read(a..b) - capacity[a]) / load + compute(b..a + period).
 double PrefixSeconds(const StepModel& model) {
   const size_t count = model.positions();
   const double load = std::max(model.link.load, model.link.duplex_load);
@@ -177,19 +177,24 @@ double PrefixSeconds(const StepModel& model) {
 
 }  // namespace
 
+Bound BoundOf(const StepModel& model) {
+  const double loads = LeastLoads(model);
+  const double unloads = LeastUnloads(model);
+  Bound bound;
+  bound.load_bytes = static_cast<uint64_t>(std::floor(loads));
+  bound.unload_bytes = static_cast<uint64_t>(std::floor(unloads));
+  bound.step_seconds =
+      std::max({model.compute_total, LinkSeconds(loads, unloads, model.link), PrefixSeconds(model)});
+  return bound;
+}
+
 Result<Bound> LowerBound(const PlanInput& input) {
   Result<Bound> result;
-  Result<StepModel> model = BuildStepModel(input);
-  if (!model.ok()) {
-    result.error = model.error;
-    return result;
+  const Result<StepModel> model = BuildStepModel(input);
+  result.error = model.error;
+  if (model.ok()) {
+    result.value = BoundOf(model.value);
   }
-  const double loads = LeastLoads(model.value);
-  const double unloads = LeastUnloads(model.value);
-  result.value.load_bytes = static_cast<uint64_t>(std::floor(loads));
-  result.value.unload_bytes = static_cast<uint64_t>(std::floor(unloads));
-  result.value.step_seconds = std::max(
-      {model.value.compute_total, LinkSeconds(loads, unloads, model.value.link), PrefixSeconds(model.value)});
   return result;
 }
 

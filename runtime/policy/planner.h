@@ -40,7 +40,8 @@ struct Action {
 
 // Actions in the order in which they start, of the steady state (a period that follows many equal ones). A load's
 // position is the earliest use at which it may start; an unload's the use after which the facet goes. A load never
-// precedes the unload that makes its room.
+// precedes the unload that makes its room. The list is also in the order in which actions become due: a load when its
+// position begins, an unload when the position after its own does.
 struct Plan {
   std::vector<Action> actions;
   double step_seconds = 0;    // predicted
@@ -67,9 +68,12 @@ struct Result {
 // Bytes the largest position needs at once: its facets and the other tensors. The smallest budget that works.
 uint64_t SmallestBudget(const PlanInput& input);
 
-// Aggressive prefetch with farthest-next-use eviction, simulated on the trace's times and the link's rates until the
-// period repeats. Refuses (error, nothing planned) a budget under SmallestBudget, facets out of range, zero sizes,
-// non-finite or negative times and rates.
+// Chooses which facets stay between their uses (farthest next use, and prices of room: residency.h), prefetches the others
+// aggressively within that choice (schedule.h), simulates it on the trace's times and the link's rates until the period
+// repeats, for several choices, and returns the one of the shortest step, of equals the one that moves the fewest bytes.
+// Refuses (error, nothing planned) a budget under SmallestBudget, an empty trace, facets and accesses out of range, zero
+// sizes, non-finite or negative times, rates that are not above zero.
+// Content that a use discards is dead: the facet's next use finds nothing to load, whether it says kCreate or not.
 Result<Plan> MakePlan(const PlanInput& input);
 
 // Byte-granular lower bounds (facets may be split), varying capacity, clean facets dropped without a copy.
