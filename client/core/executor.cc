@@ -278,8 +278,9 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
         facet->error.clear();
         break;
       }
-      Enqueue(facet, /*front=*/true);
-      if (!HasRoomFor(*facet)) {
+      if (!facet->queued || !facet->demanded) Enqueue(facet, /*front=*/true);
+      // The first in the queue is the one that waits for room; this one's turn comes after it.
+      if (!HasRoomFor(*load_queue_.front())) {
         if (EvictOne(lock)) continue;
         if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
           error = TooSmall(facet->bytes, facet->name);

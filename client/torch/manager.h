@@ -131,6 +131,11 @@ class Manager final : public TouchHandler {
   // Ends the management without a look at the budget.
   std::string ReleaseAll();
 
+  // Ends the session; what is managed stays usable until the process ends.
+  void CloseSession() {
+    if (session_) session_->Close();
+  }
+
   RunTotals Totals();
   std::vector<FacetState> States() { return executor_->States(); }
   Executor& executor() { return *executor_; }

@@ -1,0 +1,568 @@
+"""`misa.manage`: the one line, and the run it gives."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import statistics
+import sys
+import types
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Iterator, Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from . import _C
+from ._clip import clipping_by_module
+from ._optimizers import expected_state_bytes, is_known, is_separable, raw_step, snapshot_group, state_tensors
+from ._sampling import Sampled, SamplingDriver
+from .memory import Timeline
+
+_MODES = ("exact", "sampled")
+_STEPS = ("deferred", "in_backward", "eager")
+_DAEMONS = ("auto", "required", "private")
+
+_current: Run | None = None
+
+
+def current_run() -> Run | None:
+    """The run that manages a model in this process now."""
+    return _current
+
+
+@contextlib.contextmanager
+def resident(*tensors: torch.Tensor) -> Iterator[None]:
+    """Keeps the tensors' data on the device inside the context, for code that takes raw pointers (`numpy()`,
+    `data_ptr()`, dlpack). Unmanaged tensors are left as they are.
+
+    Raises RuntimeError where they do not fit the budget together.
+    """
+    run = _current
+    pinned: list[torch.Tensor] = []
+    try:
+        if run is not None and run._manager is not None:
+            for tensor in tensors:
+                run._manager.pin(tensor)
+                pinned.append(tensor)
+        yield
+    finally:
+        if run is not None and run._manager is not None:
+            for tensor in pinned:
+                run._manager.unpin(tensor)
+
+
+def _daemon_binary() -> str:
+    """misad as built beside this package, else the one on PATH ("" lets the session say what is missing)."""
+    if os.environ.get("MISA_DAEMON"):
+        return os.environ["MISA_DAEMON"]
+    here = Path(__file__).resolve()
+    for candidate in (here.parent / "bin" / "misad", here.parents[2] / "bin" / "misad"):
+        if candidate.is_file():
+            return str(candidate)
+    return shutil.which("misad") or ""
+
+
+class _Pending:
+    """What a module's deferred step needs: the gradients of the moment of `step()` and the options of that moment."""
+
+    __slots__ = ("gradients", "groups", "actions")
+
+    def __init__(self) -> None:
+        self.gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # (optimizer, [(options, parameters)])
+        self.groups: list[tuple[Optimizer, list[tuple[dict[str, Any], list[torch.Tensor]]]]] = []
+        # Called after the optimizer's step, in order.
+        self.actions: list[Any] = []
+
+
+class Run:
+    """A managed run. Made by `misa.manage`; use it as a context manager around the training loop."""
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[Optimizer],
+        *,
+        budget: int,
+        mode: str,
+        step: str,
+        daemon: str,
+        job: str,
+        sampled: Sampled | None,
+        runtime_dir: str | None,
+        disk: str | None,
+        chunk_bytes: int,
+        stress: bool,
+        demand_only: bool,
+        wait_seconds: float,
+    ) -> None:
+        self.mode = mode
+        self.budget_bytes = budget
+        self._models = list(models)
+        self._optimizers = list(optimizers)
+        self._manager: _C.Manager | None = None
+        self._report: dict[str, Any] | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._steps = 0
+        self._step_mode = step
+        for optimizer in self._optimizers:
+            self._check_optimizer(optimizer, step)
+            # Unknown but separable ones are stepped inside step(), module by module.
+        if any(not is_known(optimizer) for optimizer in self._optimizers):
+            if step != "eager":
+                names = ", ".join(sorted({type(o).__name__ for o in self._optimizers if not is_known(o)}))
+                print(f"misa: {names} is not one of the optimizers known to step later unchanged; its steps run inside "
+                      "step(), module by module.", file=sys.stderr)
+            self._step_mode = "eager"
+
+        named: list[tuple[str, torch.Tensor]] = []
+        seen: set[int] = set()
+        for number, model in enumerate(self._models):
+            prefix = f"model{number}." if len(self._models) > 1 else ""
+            for name, parameter in model.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    named.append((prefix + name, parameter))
+        owners = {id(p): (o, g) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in seen:
+                        raise ValueError(
+                            f"{type(optimizer).__name__} trains a tensor of shape {tuple(parameter.shape)} that is in "
+                            "none of the models given to misa.manage: give it all models. Nothing was changed."
+                        )
+        self._owners = owners
+        parameters = [
+            (name, p, expected_state_bytes(*owners[id(p)], p) if id(p) in owners else 0) for name, p in named
+        ]
+        self._sampling: SamplingDriver | None = None
+        sampler_options = _C.SamplerOptions()
+        if mode == "sampled":
+            # Made before anything is moved, so that impossible options change nothing.
+            self._sampling = SamplingDriver(named, self._optimizers, sampled or Sampled())
+            sampler_options = (sampled or Sampled()).options()
+        self._manager = _C.Manager(
+            parameters=parameters,
+            budget=budget,
+            mode=mode,
+            step=self._step_mode,
+            daemon=daemon,
+            job=job,
+            runtime_directory=runtime_dir or "",
+            disk_directory=disk or "",
+            daemon_binary=_daemon_binary(),
+            chunk_bytes=chunk_bytes,
+            sampling=sampler_options,
+            stress=stress,
+            demand_only=demand_only,
+            wait_seconds=wait_seconds,
+        )
+        if self._manager.session()["private_daemon"] and daemon == "auto":
+            print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
+        by_name = dict(named)
+        self._modules = self._manager.modules()
+        self._module_parameters = [[by_name[n] for n in module["parameters"]] for module in self._modules]
+        self._module_of = {id(p): i for i, ps in enumerate(self._module_parameters) for p in ps}
+        self._manager.set_stepper(self._run_step)
+        self._manager.set_gradient_complete(self._gradient_complete)
+        if self._sampling is not None:
+            self._sampling.begin()
+            self._publish_sampling()
+        self._manager.watch_gradients()
+        self._adopt_existing_state()
+        self._patch_optimizers()
+        self._timeline = Timeline()
+        self._timeline.__enter__()
+        self._clip = clipping_by_module(self)
+        self._clip.__enter__()
+
+    @staticmethod
+    def _check_optimizer(optimizer: Optimizer, step: str) -> None:
+        if not is_separable(optimizer):
+            raise ValueError(
+                f"{type(optimizer).__name__} is not known to step each parameter by itself, so its step would need all "
+                "its memory at once: it cannot be managed. If each parameter's step depends on that parameter alone, say "
+                "so with a class attribute misa_separable = True. Nothing was changed."
+            )
+        if optimizer.__dict__.get("step") is not None and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            raise ValueError(
+                f"The step of this {type(optimizer).__name__} has been replaced on the object; misa cannot take it apart. "
+                "Nothing was changed."
+            )
+        for group in optimizer.param_groups:
+            if step != "eager" and (group.get("differentiable") or group.get("capturable")):
+                raise ValueError(
+                    f"{type(optimizer).__name__} with differentiable or capturable cannot be deferred: use step=\"eager\" "
+                    "or turn it off. Nothing was changed."
+                )
+
+    # ------------------------------------------------------------------------------------------------ stepping
+
+    def _patch_optimizers(self) -> None:
+        self._originals: list[tuple[Optimizer, Any]] = []
+        self._hook_handles: list[Any] = []
+        for optimizer in self._optimizers:
+            self._originals.append((optimizer, optimizer.__dict__.get("step")))
+
+            def step(this: Optimizer, closure: Any = None) -> Any:
+                return self._step(this, closure)
+
+            bound = types.MethodType(step, optimizer)
+            optimizer.step = bound  # type: ignore[method-assign]
+            # Learning-rate schedulers look for these marks to see that step() came before scheduler.step().
+            optimizer.step.__func__._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+            handle = optimizer.register_state_dict_pre_hook(lambda _: self.flush())
+            self._hook_handles.append(handle)
+
+    def _unpatch_optimizers(self) -> None:
+        for optimizer, original in self._originals:
+            if original is None:
+                optimizer.__dict__.pop("step", None)
+            else:
+                optimizer.step = original  # type: ignore[method-assign]
+        for handle in self._hook_handles:
+            handle.remove()
+        self._originals = []
+        self._hook_handles = []
+
+    def _step(self, optimizer: Optimizer, closure: Any) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for hook in (*_global_hooks("_global_optimizer_pre_hooks"), *optimizer._optimizer_step_pre_hooks.values()):
+            result = hook(optimizer, (), {})
+            if result is not None:
+                raise RuntimeError(
+                    "A step pre-hook of the optimizer returned new arguments, which a step taken apart by module cannot "
+                    "honour. Nothing was changed by this step()."
+                )
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        # With several optimizers the boundary is the last one's step.
+        boundary = optimizer is self._optimizers[-1]
+        manager = self._manager
+        assert manager is not None
+        stats = manager.take_statistics() if boundary else []
+        due: dict[int, list[tuple[dict[str, Any], list[torch.Tensor]]]] = {}
+        for group in optimizer.param_groups:
+            options: dict[str, Any] | None = None
+            parts: dict[int, list[torch.Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parts.setdefault(self._module_of[id(parameter)], []).append(parameter)
+            for module, parameters in parts.items():
+                if options is None:
+                    options = snapshot_group(group)
+                due.setdefault(module, []).append((options, parameters))
+        for module, groups in due.items():
+            if module in self._pending and self._pending[module].groups:
+                # A second step() before the first was looked at.
+                manager.step_module(module)
+            pending = self._pending.setdefault(module, _Pending())
+            pending.groups.append((optimizer, groups))
+            pending.gradients.extend((p, p.grad) for _, ps in groups for p in ps)
+            manager.mark_pending(module)
+        if self._step_mode != "deferred":
+            manager.flush()
+        for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_hooks("_global_optimizer_post_hooks")):
+            hook(optimizer, (), {})
+        if boundary:
+            self._steps += 1
+            if self._sampling is not None:
+                self._sampling.end_step(
+                    [(m, s, q, n) for m, s, q, n in stats], defer=self._defer
+                )
+                self._publish_sampling()
+                manager.watch_gradients()
+            manager.end_step()
+        return loss
+
+    def _defer(self, module: int, action: Any) -> None:
+        """Runs `action` on the module once everything that is due before has run."""
+        self._pending.setdefault(module, _Pending()).actions.append(action)
+        assert self._manager is not None
+        self._manager.mark_pending(module)
+        if self._step_mode != "deferred":
+            self._manager.step_module(module)
+
+    def _run_step(self, module: int) -> list[torch.Tensor]:
+        """What is due for one module; called with its facets present. Returns its optimizer state."""
+        pending = self._pending.get(module)
+        parameters = self._module_parameters[module]
+        if pending is not None:
+            grad_mode = torch.is_grad_enabled()
+            current = [(p, p.grad) for p, _ in pending.gradients]
+            try:
+                for parameter, gradient in pending.gradients:
+                    if parameter.grad is not gradient:
+                        parameter.grad = gradient
+                for optimizer, groups in pending.groups:
+                    kept = optimizer.param_groups
+                    optimizer.param_groups = [{**options, "params": ps} for options, ps in groups]
+                    try:
+                        with _plain_context():
+                            raw_step(optimizer)()
+                    finally:
+                        optimizer.param_groups = kept
+            finally:
+                for parameter, gradient in current:
+                    if parameter.grad is not gradient:
+                        parameter.grad = gradient
+                torch.set_grad_enabled(grad_mode)
+            actions = pending.actions
+            pending.groups, pending.gradients, pending.actions = [], [], []
+            with _plain_context():
+                for action in actions:
+                    action()
+            self._pending.pop(module, None)
+        tensors: list[torch.Tensor] = []
+        for optimizer in self._optimizers:
+            tensors.extend(state_tensors(optimizer, parameters))
+        return tensors
+
+    def _gradient_complete(self, module: int) -> None:
+        """In-backward stepping: the module's gradients are there, so it steps and they go."""
+        pending = self._pending.setdefault(module, _Pending())
+        parts: dict[int, tuple[Optimizer, list[tuple[dict[str, Any], list[torch.Tensor]]]]] = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                mine = [p for p in group["params"] if self._module_of[id(p)] == module and p.grad is not None]
+                if mine:
+                    parts.setdefault(id(optimizer), (optimizer, []))[1].append((snapshot_group(group), mine))
+        pending.groups.extend(parts.values())
+        pending.gradients.extend((p, p.grad) for _, groups in parts.values() for _, ps in groups for p in ps)
+        gradients = [p for p, _ in pending.gradients]
+        assert self._manager is not None
+        for parameter in gradients:
+            parameter.grad = None
+        self._manager.step_module(module)
+
+    def _adopt_existing_state(self) -> None:
+        """State the optimizer has already (a resumed run) is taken over module by module."""
+        assert self._manager is not None
+        for module in range(len(self._modules)):
+            if any(state_tensors(o, self._module_parameters[module]) for o in self._optimizers):
+                self._manager.step_module(module)
+
+    def _publish_sampling(self) -> None:
+        assert self._sampling is not None and self._manager is not None
+        self._manager.set_sampling(self._sampling.round, self._sampling.active_modules, self._sampling.digest)
+
+    def flush(self) -> None:
+        """Runs every step that is still due, so that code which reads the optimizer's Python side sees all of it."""
+        if self._manager is not None:
+            self._manager.flush()
+
+    # ------------------------------------------------------------------------------------------------- looking
+
+    def modules(self) -> list[dict[str, Any]]:
+        """Name, kind, parameters and parameter count of every module."""
+        return self._modules
+
+    def session(self) -> dict[str, Any]:
+        """The session's id, budget, device and daemon."""
+        assert self._manager is not None
+        return self._manager.session()
+
+    def states(self) -> list[tuple[str, str]]:
+        """Every facet's name and residency now."""
+        assert self._manager is not None
+        return self._manager.states()
+
+    def daemon_alive(self) -> bool:
+        return self._manager is not None and self._manager.daemon_alive()
+
+    def unload_all(self) -> bool:
+        """Unloads everything that is not in use now. Training goes on as before; for tests and measurements."""
+        assert self._manager is not None
+        return self._manager.unload_all()
+
+    def report(self) -> dict[str, Any]:
+        """What the run did so far: bytes, seconds, bounds. Medians are over all steps but the first three, where there are
+        more than six."""
+        if self._report is not None:
+            return self._report
+        return self._make_report()
+
+    def _make_report(self) -> dict[str, Any]:
+        assert self._manager is not None
+        totals = self._manager.totals()
+        session = self._manager.session()
+
+        def settled(values: list[Any]) -> list[Any]:
+            return values[3:] if len(values) > 6 else values
+
+        def median(values: list[Any]) -> float:
+            return statistics.median(settled(values)) if values else 0.0
+
+        return {
+            "mode": self.mode,
+            "step_mode": self._step_mode,
+            "budget_bytes": self.budget_bytes,
+            "steps": self._steps,
+            "step_seconds_median": median(totals["step_seconds"]),
+            "stall_seconds_median": median(totals["stall_seconds"]),
+            "bound_step_seconds": totals["bound_step_seconds"],
+            "h2d_bytes_per_step": median(totals["loaded_bytes"]),
+            "d2h_bytes_per_step": median(totals["unloaded_bytes"]),
+            "bound_h2d_bytes_per_step": totals["bound_load_bytes"],
+            "bound_d2h_bytes_per_step": totals["bound_unload_bytes"],
+            "device_peak_bytes": _C.peak_bytes(),
+            "device_stddev_bytes": self._timeline.stddev_bytes,
+            "demand_loads": totals["demand_loads"],
+            "prefetch_loads": totals["prefetch_loads"],
+            "prefetch_hits": totals["prefetch_hits"],
+            "unloads": totals["unloads"],
+            "drops": totals["drops"],
+            "departures": totals["departures"],
+            "plan_version": totals["plan_version"],
+            "module_count": len(self._modules),
+            "parameter_count": totals["parameter_count"],
+            "weights_bytes": totals["weights_bytes"],
+            "gradients_bytes": totals["gradients_bytes"],
+            "optimizer_bytes": totals["optimizer_bytes"],
+            "notices": totals["notices"],
+            "step_seconds": totals["step_seconds"],
+            "stall_seconds": totals["stall_seconds"],
+            "device": {
+                "kind": session["device_kind"],
+                "name": session["device_name"],
+                "capacity_bytes": session["device_capacity_bytes"],
+                "h2d_bytes_per_second": totals["load_bytes_per_second"],
+                "d2h_bytes_per_second": totals["unload_bytes_per_second"],
+                "total_bytes_per_second": totals["duplex_load_bytes_per_second"]
+                + totals["duplex_unload_bytes_per_second"],
+            },
+            "timeline": self._timeline.samples,
+        }
+
+    # ------------------------------------------------------------------------------------------------------ end
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the management: what is due is done, and every tensor gets memory of its own again where all of it fits the
+        budget. Where it does not, everything stays managed and is loaded on demand until the process ends."""
+        global _current
+        if self._manager is None or self._report is not None:
+            return
+        self._timeline.__exit__(None, None, None)
+        self._clip.__exit__(None, None, None)
+        try:
+            self._manager.flush()
+            if self._sampling is not None:
+                self._sampling.end()
+            self._report = self._make_report()
+        finally:
+            self._unpatch_optimizers()
+        if self._manager.release():
+            self._manager = None
+            _current = None
+        else:
+            print("misa: the model and its optimizer state do not fit the budget together; they stay managed and are "
+                  "loaded on demand until the process ends.", file=sys.stderr)
+
+
+def _global_hooks(name: str) -> list[Any]:
+    # torch.optim hides its own submodule of this name.
+    return list(getattr(sys.modules["torch.optim.optimizer"], name, {}).values())
+
+
+@contextlib.contextmanager
+def _plain_context() -> Iterator[None]:
+    """Runs a deferred step as if it stood where the user called step(): no autograd, no autocast, no inference mode of the
+    operator whose touch it precedes."""
+    with _C.plain_dispatch(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def manage(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    budget: str | int,
+    mode: str = "exact",
+    step: str = "deferred",
+    daemon: str = "auto",
+    job: str | None = None,
+    sampled: Sampled | None = None,
+    runtime_dir: str | None = None,
+    disk: str | None = None,
+    chunk_bytes: int = 0,
+    stress: bool = False,
+    demand_only: bool = False,
+    wait_seconds: float = 120.0,
+) -> Run:
+    """Gives the memory of a model's training state to misa; the training loop stays as it is.
+
+    Args:
+        model: the model, or all models whose parameters the optimizers train.
+        optimizer: the optimizer, or all of them; a training step ends with the last one's `step()`.
+        budget: bytes on the device that this trainer may hold at once, managed state and every other tensor
+            ("24GiB", "800MiB" or a number).
+        mode: "exact" (bit-identical to plain training) or "sampled" (module-wise importance sampling, bit-identical to
+            `misa.SampledReference` with the same options).
+        step: "deferred" (each module steps at its next touch), "in_backward" (as soon as its gradient is complete;
+            nothing may happen between `backward()` and `step()`), "eager" (inside `step()`). All give the same bits.
+        daemon: "auto" (the node's misad, else a private one), "required" (the node's or an error), "private".
+        job: a name for people; default: the program's.
+        sampled: options of mode "sampled".
+        runtime_dir: where misad's sockets are; default $MISA_RUNTIME_DIR or /run/misa.
+        disk: directory of a private daemon's disk tier; default $MISA_DISK_DIR or /var/tmp.
+        chunk_bytes: chunk size of a private daemon; 0 for its default.
+        stress: keep nothing on the device that need not be there. For tests.
+        demand_only: never prefetch. For measurements.
+        wait_seconds: when no byte has moved for so long, a wait ends with an error.
+
+    Raises:
+        ValueError: an option, optimizer or budget that cannot work; nothing was changed.
+        RuntimeError: no daemon, no room in its pool or on the disk; nothing was changed.
+    """
+    global _current
+    for name, value, allowed in (("mode", mode, _MODES), ("step", step, _STEPS), ("daemon", daemon, _DAEMONS)):
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}.")
+    if _current is not None:
+        raise ValueError(
+            "misa already manages a model in this process: give all models and optimizers to one misa.manage(...)."
+        )
+    budget_bytes = _C.parse_byte_size(budget) if isinstance(budget, str) else int(budget)
+    if budget_bytes <= 0:
+        raise ValueError(f"A budget of {budget!r} holds nothing: it must be above 0 bytes.")
+    models = [model] if isinstance(model, torch.nn.Module) else list(model)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if not models or not optimizers:
+        raise ValueError("misa.manage needs at least one model and one optimizer.")
+    _current = Run(
+        models,
+        optimizers,
+        budget=budget_bytes,
+        mode=mode,
+        step=step,
+        daemon=daemon,
+        job=job or Path(sys.argv[0] or "python").name or "python",
+        sampled=sampled,
+        runtime_dir=runtime_dir,
+        disk=disk,
+        chunk_bytes=chunk_bytes,
+        stress=stress,
+        demand_only=demand_only,
+        wait_seconds=wait_seconds,
+    )
+    return _current
+
+
+@atexit.register
+def _at_exit() -> None:
+    # A clean word to the daemon; the memory itself goes with the process.
+    if _current is not None and _current._manager is not None:
+        _current._manager.close_session()

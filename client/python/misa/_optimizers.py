@@ -1,0 +1,80 @@
+"""What is known of optimizers: which step one parameter at a time, and how much state each keeps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable
+
+import torch
+from torch.optim import Optimizer
+
+# States of a parameter's own size that the optimizer keeps, from its group's options. An optimizer is listed here only
+# if its step of one parameter depends on nothing but that parameter, its gradient, its state and its group's options.
+_STATE_COPIES: dict[type, Callable[[dict[str, Any]], float]] = {
+    torch.optim.Adam: lambda g: 3 if g.get("amsgrad") else 2,
+    torch.optim.AdamW: lambda g: 3 if g.get("amsgrad") else 2,
+    torch.optim.NAdam: lambda g: 2,
+    torch.optim.RAdam: lambda g: 2,
+    torch.optim.Adamax: lambda g: 2,
+    torch.optim.SGD: lambda g: 1 if g.get("momentum") else 0,
+    torch.optim.RMSprop: lambda g: 1 + bool(g.get("momentum")) + bool(g.get("centered")),
+    torch.optim.Adadelta: lambda g: 2,
+    torch.optim.Rprop: lambda g: 2,
+    torch.optim.ASGD: lambda g: 1,
+    torch.optim.Adafactor: lambda g: 0,
+}
+
+
+def is_known(optimizer: Optimizer) -> bool:
+    """Its class itself is listed; a subclass may do anything in its step."""
+    return type(optimizer) in _STATE_COPIES
+
+
+def is_separable(optimizer: Optimizer) -> bool:
+    """Known, or its author says so with a class attribute `misa_separable = True`."""
+    return is_known(optimizer) or bool(getattr(optimizer, "misa_separable", False))
+
+
+def expected_state_bytes(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> int:
+    """Bytes of state the optimizer will keep for one parameter; 0 where that is not known."""
+    copies = _STATE_COPIES.get(type(optimizer))
+    if copies is None:
+        return 0
+    return int(copies(group) * parameter.numel() * parameter.element_size())
+
+
+def raw_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """The class's own step, without the hooks that torch wraps around it: those run once for each step, not once for each
+    module."""
+    step = type(optimizer).step
+    step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    return lambda: step(optimizer)
+
+
+def snapshot_group(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's options as they are now; tensors (a learning rate that is one) are copied, since they change in place."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def state_tensors(optimizer: Optimizer, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Every tensor of the optimizer's state for these parameters, nested ones too."""
+    found: list[torch.Tensor] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                walk(inner)
+
+    for parameter in parameters:
+        if parameter in optimizer.state:
+            walk(optimizer.state[parameter])
+    return found

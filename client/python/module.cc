@@ -1,0 +1,365 @@
+// The Python package's door to the trainer's side. Everything here is private to the package.
+#include <ATen/ThreadLocalState.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "client/core/meter.h"
+#include "client/core/timeline.h"
+#include "client/torch/manager.h"
+#include "client/torch/metering_allocator.h"
+#include "kernels/cpu/gradient_statistics.h"
+#include "runtime/memory/byte_size.h"
+#include "runtime/policy/sampler.h"
+
+namespace py = pybind11;
+
+namespace misa::torch_client {
+namespace {
+
+void Check(const std::string& error) {
+  if (!error.empty()) throw std::runtime_error(error);
+}
+
+// Keeps a Python callable safe to hold and to drop from threads without the interpreter's lock.
+std::shared_ptr<py::object> Hold(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            if (!Py_IsInitialized()) return;  // the interpreter is gone, and everything with it
+            py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+std::string Describe(py::error_already_set& error) {
+  return std::string("the optimizer's step failed: ") + error.what();
+}
+
+py::dict TotalsDict(const RunTotals& t) {
+  py::dict d;
+  d["demand_loads"] = t.counters.loads_demand;
+  d["prefetch_loads"] = t.counters.loads_prefetch;
+  d["prefetch_hits"] = t.counters.prefetch_hits;
+  d["unloads"] = t.counters.unloads;
+  d["drops"] = t.counters.drops;
+  d["departures"] = t.counters.departures;
+  d["total_loaded_bytes"] = t.counters.loaded_bytes_demand + t.counters.loaded_bytes_prefetch;
+  d["total_unloaded_bytes"] = t.counters.unloaded_bytes;
+  d["step_seconds"] = t.step_seconds;
+  d["stall_seconds"] = t.stall_seconds;
+  d["loaded_bytes"] = t.loaded_bytes;
+  d["unloaded_bytes"] = t.unloaded_bytes;
+  d["bound_step_seconds"] = t.bound.step_seconds;
+  d["bound_load_bytes"] = t.bound.load_bytes;
+  d["bound_unload_bytes"] = t.bound.unload_bytes;
+  d["plan_version"] = t.plan_version;
+  d["load_bytes_per_second"] = t.link.load;
+  d["unload_bytes_per_second"] = t.link.unload;
+  d["duplex_load_bytes_per_second"] = t.link.duplex_load;
+  d["duplex_unload_bytes_per_second"] = t.link.duplex_unload;
+  d["weights_bytes"] = t.weights_bytes;
+  d["gradients_bytes"] = t.gradients_bytes;
+  d["optimizer_bytes"] = t.optimizer_bytes;
+  d["parameter_count"] = t.parameter_count;
+  d["notices"] = t.notices;
+  return d;
+}
+
+// Puts the thread's dispatch state (autograd and autocast keys, modes) to what it was when the package was imported: a
+// deferred step must not run inside the half-dispatched operator whose touch it precedes.
+class PlainDispatch {
+ public:
+  static void Capture() { Plain() = std::make_unique<at::ThreadLocalState>(); }
+  void Enter() {
+    saved_ = std::make_unique<at::ThreadLocalState>();
+    at::ThreadLocalState::setThreadLocalState(*Plain());
+  }
+  void Exit() {
+    at::ThreadLocalState::setThreadLocalState(*saved_);
+    saved_.reset();
+  }
+
+ private:
+  static std::unique_ptr<at::ThreadLocalState>& Plain() {
+    static auto* state = new std::unique_ptr<at::ThreadLocalState>;
+    return *state;
+  }
+  std::unique_ptr<at::ThreadLocalState> saved_;
+};
+
+void BindManager(py::module_& m) {
+  py::class_<Manager>(m, "Manager")
+      .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t>>& parameters, uint64_t budget,
+                       const std::string& mode, const std::string& step, const std::string& daemon,
+                       const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
+                       const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
+                       bool stress, bool demand_only, double wait_seconds) {
+             std::vector<ParameterInput> inputs;
+             for (const auto& [name, tensor, bytes] : parameters) inputs.push_back({name, tensor, bytes});
+             ManagerOptions options;
+             options.session.budget_bytes = budget;
+             options.session.mode = mode == "sampled" ? Mode::kSampled : Mode::kExact;
+             options.session.daemon = daemon == "required"  ? DaemonChoice::kRequired
+                                      : daemon == "private" ? DaemonChoice::kPrivate
+                                                            : DaemonChoice::kAuto;
+             options.session.job = job;
+             options.session.runtime_directory = runtime_directory;
+             options.session.disk_directory = disk_directory;
+             options.session.daemon_binary = daemon_binary;
+             options.session.chunk_bytes = chunk_bytes;
+             options.session.sampling = sampling;
+             options.step = step == "in_backward" ? StepMode::kInBackward
+                            : step == "eager"     ? StepMode::kEager
+                                                  : StepMode::kDeferred;
+             options.executor.stress = stress;
+             options.executor.demand_only = demand_only;
+             options.executor.wait_seconds = wait_seconds;
+             std::string error;
+             std::unique_ptr<Manager> manager;
+             {
+               py::gil_scoped_release release;
+               manager = Manager::Create(std::move(inputs), std::move(options), &error);
+             }
+             Check(error);
+             manager->SetWaitGuard([](const std::function<void()>& wait) {
+               if (PyGILState_Check()) {
+                 py::gil_scoped_release release;
+                 wait();
+               } else {
+                 wait();
+               }
+             });
+             return manager;
+           }),
+           py::kw_only(), py::arg("parameters"), py::arg("budget"), py::arg("mode"), py::arg("step"), py::arg("daemon"),
+           py::arg("job"), py::arg("runtime_directory"), py::arg("disk_directory"), py::arg("daemon_binary"),
+           py::arg("chunk_bytes"), py::arg("sampling"), py::arg("stress"), py::arg("demand_only"),
+           py::arg("wait_seconds"))
+      .def("set_stepper",
+           [](Manager& self, py::object call) {
+             auto held = Hold(std::move(call));
+             self.SetStepper([held](uint32_t module, std::vector<at::Tensor>* state) -> std::string {
+               py::gil_scoped_acquire gil;
+               try {
+                 *state = (*held)(module).cast<std::vector<at::Tensor>>();
+                 return "";
+               } catch (py::error_already_set& error) {
+                 return Describe(error);
+               }
+             });
+           })
+      .def("set_gradient_complete",
+           [](Manager& self, py::object call) {
+             auto held = Hold(std::move(call));
+             self.SetGradientComplete([held](uint32_t module) -> std::string {
+               py::gil_scoped_acquire gil;
+               try {
+                 (*held)(module);
+                 return "";
+               } catch (py::error_already_set& error) {
+                 return Describe(error);
+               }
+             });
+           })
+      .def("watch_gradients", &Manager::WatchGradients)
+      .def("mark_pending", &Manager::MarkPending)
+      .def("is_pending", &Manager::IsPending)
+      .def("step_module", [](Manager& self, uint32_t module) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.StepModule(module);
+        }
+        Check(error);
+      })
+      .def("flush", [](Manager& self) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.Flush();
+        }
+        Check(error);
+      })
+      .def("end_step", &Manager::EndStep, py::call_guard<py::gil_scoped_release>())
+      .def("take_statistics",
+           [](Manager& self) {
+             std::vector<std::tuple<uint32_t, double, double, uint64_t>> out;
+             for (const ModuleStatistics& s : self.TakeStatistics()) {
+               out.emplace_back(s.module, s.statistics.sum, s.statistics.sum_squares, s.statistics.count);
+             }
+             return out;
+           })
+      .def("set_sampling", &Manager::SetSampling)
+      .def("pin", [](Manager& self, const at::Tensor& tensor) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.Pin(tensor);
+        }
+        Check(error);
+      })
+      .def("unpin", &Manager::Unpin)
+      .def("is_managed", &Manager::IsManaged)
+      .def("release", [](Manager& self) {
+        std::string error;
+        bool released;
+        {
+          py::gil_scoped_release release;
+          released = self.Release(&error);
+        }
+        Check(error);
+        return released;
+      })
+      .def("close_session", &Manager::CloseSession, py::call_guard<py::gil_scoped_release>())
+      .def("unload_all", [](Manager& self) {
+        py::gil_scoped_release release;
+        self.executor().UnloadAll();
+        return self.executor().Drain();
+      })
+      .def("modules",
+           [](Manager& self) {
+             py::list out;
+             for (size_t i = 0; i < self.module_count(); ++i) {
+               const Manager::Module& module = self.module(i);
+               py::dict d;
+               d["name"] = module.name;
+               d["kind"] = module.kind;
+               d["samplable"] = module.samplable;
+               d["parameter_count"] = module.parameter_count;
+               py::list names;
+               for (uint32_t p : module.parameters) names.append(self.parameter(p).name);
+               d["parameters"] = names;
+               out.append(d);
+             }
+             return out;
+           })
+      .def("totals", [](Manager& self) { return TotalsDict(self.Totals()); })
+      .def("states",
+           [](Manager& self) {
+             static const char* const kNames[] = {"empty", "disk", "loading", "device", "device", "unloading"};
+             std::vector<std::pair<std::string, std::string>> out;
+             const std::vector<FacetState> states = self.States();
+             for (size_t i = 0; i < states.size(); ++i) {
+               out.emplace_back(self.executor().facet(static_cast<uint32_t>(i))->name, kNames[static_cast<int>(states[i])]);
+             }
+             return out;
+           })
+      .def("daemon_alive", &Manager::daemon_alive)
+      .def("session", [](Manager& self) {
+        const SessionInfo& info = self.session();
+        py::dict d;
+        d["session"] = info.session;
+        d["budget_bytes"] = info.budget_bytes;
+        d["chunk_bytes"] = info.chunk_bytes;
+        d["device_kind"] = info.device_kind;
+        d["device_name"] = info.device_name;
+        d["device_uuid"] = info.device_uuid;
+        d["device_capacity_bytes"] = info.device_capacity_bytes;
+        d["private_daemon"] = info.private_daemon;
+        d["daemon_pid"] = info.daemon_pid;
+        d["runtime_directory"] = info.runtime_directory;
+        return d;
+      });
+}
+
+void BindSampler(py::module_& m) {
+  py::class_<policy::SamplerOptions>(m, "SamplerOptions")
+      .def(py::init([](double delta, double eta, double alpha, uint32_t inner_steps, uint64_t seed) {
+             policy::SamplerOptions options;
+             options.delta = delta;
+             options.eta = eta;
+             options.alpha = alpha;
+             options.inner_steps = inner_steps;
+             options.seed = seed;
+             return options;
+           }),
+           py::arg("delta") = 0.03, py::arg("eta") = 1.0, py::arg("alpha") = 0.1, py::arg("inner_steps") = 50,
+           py::arg("seed") = 0);
+  py::class_<policy::ModuleSampler>(m, "ModuleSampler")
+      .def(py::init([](const policy::SamplerOptions& options,
+                       const std::vector<std::pair<std::string, uint64_t>>& modules) {
+        std::vector<policy::SamplerModule> list;
+        for (const auto& [name, count] : modules) list.push_back({name, count});
+        const std::string error = policy::CheckSampler(options, list);
+        if (!error.empty()) throw py::value_error(error);
+        return std::make_unique<policy::ModuleSampler>(options, std::move(list));
+      }))
+      .def("active", &policy::ModuleSampler::active)
+      .def("round", &policy::ModuleSampler::round)
+      .def("observe",
+           [](policy::ModuleSampler& self, uint32_t module, double sum, double sum_squares, uint64_t count) {
+             Check(self.Observe(module, {sum, sum_squares, count}));
+           })
+      .def("end_step", &policy::ModuleSampler::EndStep)
+      .def("digest", &policy::ModuleSampler::Digest)
+      .def("serialize",
+           [](const policy::ModuleSampler& self) {
+             const auto bytes = self.Serialize();
+             return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+           })
+      .def("restore", [](policy::ModuleSampler& self, const std::string& bytes) {
+        const std::string error = self.Restore({bytes.begin(), bytes.end()});
+        if (!error.empty()) throw py::value_error(error);
+      });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.attr("torch_version") = MISA_TORCH_VERSION;
+  PlainDispatch::Capture();
+  py::class_<PlainDispatch>(m, "plain_dispatch")
+      .def(py::init<>())
+      .def("__enter__", [](PlainDispatch& self) { self.Enter(); })
+      .def("__exit__", [](PlainDispatch& self, py::args) { self.Exit(); });
+  m.def("install_meter", &InstallMeteringAllocator);
+  m.def("live_bytes", [] { return DeviceMeter::Get().total_bytes(); });
+  m.def("other_bytes", [] { return DeviceMeter::Get().other_bytes(); });
+  m.def("pool_bytes", [] { return DeviceMeter::Get().pool_bytes(); });
+  m.def("peak_bytes", [] { return DeviceMeter::Get().peak_bytes(); });
+  m.def("reset_peak", [] { DeviceMeter::Get().ResetPeak(); });
+  m.def("parse_byte_size", [](const std::string& text) {
+    uint64_t bytes = 0;
+    const std::string error = ParseByteSize(text, &bytes);
+    if (!error.empty()) throw py::value_error(error);
+    return bytes;
+  });
+  m.def("format_byte_size", &FormatByteSize);
+  m.def("group_parameters", [](const std::vector<std::tuple<std::string, at::Tensor>>& parameters) {
+    std::vector<ParameterShape> shapes;
+    for (const auto& [name, t] : parameters) {
+      shapes.push_back({name, t.dim(), static_cast<uint64_t>(t.numel()), t.storage().nbytes()});
+    }
+    std::vector<std::tuple<std::string, std::string, bool, std::vector<size_t>>> out;
+    for (const ModuleGroup& group : GroupParameters(shapes)) {
+      out.emplace_back(group.name, group.kind, group.samplable, group.parameters);
+    }
+    return out;
+  });
+  m.def("gradient_statistics", [](const at::Tensor& t) -> std::tuple<double, double, uint64_t> {
+    kernels::Element element;
+    switch (t.scalar_type()) {
+      case at::kFloat: element = kernels::Element::kFloat32; break;
+      case at::kDouble: element = kernels::Element::kFloat64; break;
+      case at::kBFloat16: element = kernels::Element::kBfloat16; break;
+      case at::kHalf: element = kernels::Element::kFloat16; break;
+      default: throw py::type_error("Gradient statistics need a floating-point tensor.");
+    }
+    if (!t.is_non_overlapping_and_dense()) throw py::value_error("Gradient statistics need a dense tensor.");
+    const auto count = static_cast<size_t>(t.numel());
+    const kernels::Sums sums = kernels::MeasureAndCopy(t.const_data_ptr(), nullptr, count, element);
+    return {sums.sum, sums.sum_squares, count};
+  });
+  py::class_<Timeline>(m, "Timeline")
+      .def(py::init([] { return std::make_unique<Timeline>(&DeviceMeter::Get()); }))
+      .def("start", &Timeline::Start, py::arg("interval_seconds") = 0.005)
+      .def("stop", &Timeline::Stop, py::call_guard<py::gil_scoped_release>())
+      .def("samples", &Timeline::samples)
+      .def("stddev_bytes", &Timeline::stddev_bytes);
+  BindManager(m);
+  BindSampler(m);
+}
+
+}  // namespace misa::torch_client
