@@ -7,11 +7,12 @@ same for every run and knows nothing of misa; only the line around it differs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -25,6 +26,7 @@ from demo.model import LanguageModel, ModelConfig
 # Steps left out of the median: the first ones allocate, and the managed ones record their trace.
 _WARM_UP_STEPS = 3
 _TIMELINE_POINTS = 4000
+_BASELINE_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Settings:
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @staticmethod
     def read(path: Path) -> Settings:
@@ -172,19 +174,19 @@ def run_managed(settings: Settings) -> None:
         figures = run.report()
         # Written before the block ends: what the model does afterwards is not part of the run.
         write_result(settings, figures["mode"], model, optimizer, losses, seconds, figures)
+        if settings.name == "baseline":
+            say(ready=True)
+            sys.stdin.readline()
 
 
 def run_baseline(settings: Settings) -> None:
-    """What trainer and daemon use without the model: one step of a tiny model of the same make, then a pause."""
+    """The same program around a model of one small block: what trainer and daemon use without the real model."""
     width = settings.model["width"]
     rows = settings.batch * settings.model["context"]
+    # The math library keeps buffers from its first multiplication of this size on.
     torch.randn(rows, width) @ torch.randn(width, 4 * width)
-    tiny = Settings(**{**asdict(settings), "steps": 1, "model": {**settings.model, "width": 64, "depth": 1, "heads": 1}})
-    model, optimizer = make_model(tiny)
-    with manage(tiny, model, optimizer):
-        train(tiny, model, optimizer)
-        say(ready=True)
-        sys.stdin.readline()
+    small = {**settings.model, "width": 64, "depth": 1, "heads": 1}
+    run_managed(dataclasses.replace(settings, steps=_BASELINE_STEPS, model=small))
 
 
 def main(arguments: list[str]) -> None:
