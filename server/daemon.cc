@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <netinet/in.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -227,6 +229,22 @@ std::string Daemon::StartMetrics() {
   return "";
 }
 
+void Daemon::StopMetrics() {
+  if (exposer_ == nullptr) return;
+  // The HTTP library's accepting thread looks for its end only every two seconds, or when somebody connects.
+  const std::vector<int> ports = exposer_->GetListeningPorts();
+  std::future<void> ended = std::async(std::launch::async, [this] { exposer_.reset(); });
+  for (int tries = 0; tries < 100 && ended.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready; ++tries) {
+    UniqueFd knock(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(ports.empty() ? 0 : ports.front()));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    [[maybe_unused]] const int result = connect(knock.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  }
+  ended.wait();
+}
+
 std::string Daemon::metrics_url() const {
   const std::string host = config_.metrics.listen.substr(0, config_.metrics.listen.rfind(':'));
   const std::vector<int> ports = exposer_->GetListeningPorts();
@@ -363,8 +381,9 @@ void Daemon::Stop() {
   if (calls_ != nullptr) calls_->Close();
   if (streams_ != nullptr) streams_->Close();
   if (admin_ != nullptr) admin_->Close();
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
-  exposer_.reset();
+  // Every call was just answered; what is left is a good-bye that an idle client may never acknowledge.
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+  StopMetrics();
   if (leases_ != nullptr) leases_->Stop();
   if (scheduler_ != nullptr) scheduler_->Stop();
   if (reserving_ != nullptr) reserving_->Stop();

@@ -60,6 +60,7 @@ class Daemon {
   std::string PrepareFolder();
   std::string StartServer();
   std::string StartMetrics();
+  void StopMetrics();
   void Perform(Effect&& effect);
   bool AskFigures(Figures* figures);
 

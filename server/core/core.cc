@@ -428,7 +428,6 @@ void Core::On(const Released& event) {
   if (problem.empty()) problem = disk_.EndReclaim(session->disk_bytes);
   if (!problem.empty()) Do(LogLine{Level::kError, problem});
   Emit("memory_reclaimed", session->name, session->end_cause, session->leased_bytes);
-  for (const CallId call : session->detach_calls) Answer(call, v1::DetachResponse());
   Do(CloseLease{session->lease});
   Erase(session);
   JournalSessions();
@@ -456,6 +455,7 @@ void Core::On(const Released& event) {
 }
 
 void Core::Erase(Session* session) {
+  for (const CallId call : session->detach_calls) Answer(call, v1::DetachResponse());
   by_token_.erase(session->token);
   sessions_.erase(session->lease);
 }

@@ -1,0 +1,259 @@
+// Reports, plans, budgets.
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "tests/unit/server/core_harness.h"
+
+namespace misa::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CoreTrainTest : public ::testing::Test {
+ protected:
+  void Begin(int modules = 6, uint64_t budget = 4 * kMiB, v1::Mode mode = v1::MODE_EXACT) {
+    lease_ = h_.Attach(budget, mode);
+    ASSERT_TRUE(h_.last_reply().error.ok()) << h_.last_reply().error.sentence;
+    h_.Register(lease_, MakeModules(modules));
+    ASSERT_TRUE(h_.last_reply().error.ok()) << h_.last_reply().error.sentence;
+    h_.Handle(TrainOpened{1, CoreHarness::Token(lease_)});
+  }
+  void Report(const v1::StepReport& report) {
+    TrainMessage message{1, {}};
+    *message.request.mutable_report() = report;
+    h_.Handle(message);
+  }
+  void Trace(int modules = 6) {
+    v1::StepReport report;
+    *report.mutable_trace() = MakeTrace(modules);
+    Report(report);
+  }
+  void Acknowledge(uint64_t version, bool accepted) {
+    TrainMessage message{1, {}};
+    message.request.mutable_acknowledgement()->set_version(version);
+    message.request.mutable_acknowledgement()->set_accepted(accepted);
+    message.request.mutable_acknowledgement()->set_reason("no room");
+    h_.Handle(message);
+  }
+  v1::Session Describe() {
+    h_.Handle(AdminCall{h_.NewCall(), v1::ListSessionsRequest()});
+    return h_.last<v1::ListSessionsResponse>().sessions(0);
+  }
+  void SetBudget(uint64_t bytes) {
+    v1::SetBudgetRequest request;
+    request.set_session("s1");
+    request.set_budget_bytes(bytes);
+    h_.Handle(AdminCall{h_.NewCall(), request});
+  }
+
+  CoreHarness h_;
+  LeaseId lease_ = 0;
+};
+
+TEST_F(CoreTrainTest, PlansATraceInTheTrainersOwnIds) {
+  Begin();
+  Trace();
+  ASSERT_EQ(h_.sent.size(), 1u);
+  const v1::Plan& plan = h_.sent[0].response.plan();
+  EXPECT_EQ(plan.version(), 1u);
+  EXPECT_GT(plan.actions_size(), 0);
+  for (const v1::PlanAction& action : plan.actions()) {
+    EXPECT_GE(action.facet(), 10u);
+    EXPECT_LT(action.facet(), 16u);
+  }
+  Acknowledge(1, true);
+  EXPECT_EQ(Describe().plan_version(), 1u);
+  EXPECT_GT(Describe().bound_step_seconds(), 0.0);
+  // Nothing changed: nothing is sent.
+  for (int i = 0; i < 10; ++i) Report({});
+  EXPECT_EQ(h_.sent.size(), 1u);
+}
+
+TEST_F(CoreTrainTest, ARefusedPlanLeavesTheOldOneInForce) {
+  Begin();
+  Trace();
+  Acknowledge(1, true);
+  Trace();
+  Acknowledge(2, false);
+  EXPECT_EQ(Describe().plan_version(), 1u);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("plan 2: no room"));
+  EXPECT_EQ(h_.CountEvents("plan_refused"), 1);
+  Acknowledge(9, true);  // never sent
+  EXPECT_EQ(Describe().plan_version(), 1u);
+}
+
+TEST_F(CoreTrainTest, APlanThatCannotBeMadeIsAnEvent) {
+  Begin(6, kMiB / 2);
+  Trace();
+  EXPECT_TRUE(h_.sent.empty());
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 1);
+  EXPECT_NE(Describe().last_problem(), "");
+}
+
+TEST_F(CoreTrainTest, RefusesTracesThatMakeNoSense) {
+  Begin();
+  v1::StepReport report;
+  *report.mutable_trace() = MakeTrace(6);
+  report.mutable_trace()->mutable_entries(3)->set_facets(0, 999);
+  Report(report);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("facet 999, which is not registered"));
+  *report.mutable_trace() = MakeTrace(6);
+  report.mutable_trace()->set_digest(1);
+  Report(report);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("its digest is not that of its entries"));
+  *report.mutable_trace() = MakeTrace(6);
+  report.mutable_trace()->mutable_entries(0)->add_facets(11);
+  Report(report);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("2 facets and 1 access flags"));
+  EXPECT_TRUE(h_.sent.empty());
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 3);
+}
+
+TEST_F(CoreTrainTest, PlansAgainWhenTheLinkHasMoved) {
+  Begin();
+  Trace();
+  v1::StepReport report;
+  report.mutable_measured_link()->set_load_bytes_per_second(1.2e9);
+  for (int i = 0; i < 8; ++i) Report(report);
+  EXPECT_EQ(h_.sent.size(), 1u);  // within a quarter
+  report.mutable_measured_link()->set_load_bytes_per_second(3e8);
+  Report(report);
+  EXPECT_EQ(h_.sent.size(), 2u);
+  // At most every few steps, whatever the rates do.
+  report.mutable_measured_link()->set_load_bytes_per_second(3e9);
+  for (int i = 0; i < 4; ++i) Report(report);
+  EXPECT_EQ(h_.sent.size(), 2u);
+  Report(report);
+  EXPECT_EQ(h_.sent.size(), 3u);
+  report.mutable_measured_link()->set_load_bytes_per_second(std::numeric_limits<double>::quiet_NaN());
+  for (int i = 0; i < 8; ++i) Report(report);
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 0);
+}
+
+TEST_F(CoreTrainTest, ALowerBudgetIsGivenBackOnceTheTrainerLivesWithinIt) {
+  Begin();
+  Trace();
+  Acknowledge(1, true);
+  SetBudget(3 * kMiB);
+  ASSERT_TRUE(h_.last_reply().error.ok()) << h_.last_reply().error.sentence;
+  ASSERT_EQ(h_.sent.size(), 3u);
+  EXPECT_EQ(h_.sent[1].response.budget().budget_bytes(), 3 * kMiB);
+  EXPECT_EQ(h_.sent[2].response.plan().version(), 2u);
+  EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);
+  v1::StepReport report;
+  report.set_device_peak_bytes(3 * kMiB);
+  Report(report);
+  EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);  // the plan is not accepted yet
+  Acknowledge(2, true);
+  report.set_device_peak_bytes(4 * kMiB);
+  Report(report);
+  EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);  // the peak is still above
+  report.set_device_peak_bytes(3 * kMiB);
+  Report(report);
+  EXPECT_EQ(h_.Node().leased_bytes(), 3 * kMiB);
+  SetBudget(4 * kMiB);
+  EXPECT_TRUE(h_.last_reply().error.ok());
+  EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);
+  SetBudget(5 * kMiB);
+  EXPECT_EQ(h_.last_reply().error.code, Code::kPrecondition);
+  SetBudget(kMiB / 2);
+  EXPECT_EQ(h_.last_reply().error.code, Code::kPrecondition);
+}
+
+TEST_F(CoreTrainTest, AChangeWhileAPlanIsMadeMakesAnother) {
+  Begin();
+  h_.hold = true;
+  Trace();
+  Trace(5);
+  EXPECT_EQ(h_.held.size(), 1u);
+  h_.hold = false;
+  h_.Answer();
+  ASSERT_EQ(h_.sent.size(), 1u);  // the outdated one is not sent
+  EXPECT_EQ(h_.CountEvents("plan_sent"), 1);
+}
+
+TEST_F(CoreTrainTest, ANewStreamTakesOver) {
+  Begin();
+  h_.Handle(TrainOpened{2, CoreHarness::Token(lease_)});
+  ASSERT_EQ(h_.finished.size(), 1u);
+  EXPECT_EQ(h_.finished[0].stream, 1u);
+  h_.Handle(TrainClosed{1});
+  TrainMessage message{2, {}};
+  *message.request.mutable_report()->mutable_trace() = MakeTrace(6);
+  h_.Handle(message);
+  ASSERT_EQ(h_.sent.size(), 1u);
+  EXPECT_EQ(h_.sent[0].stream, 2u);
+  h_.Handle(TrainOpened{3, "nobody"});
+  EXPECT_EQ(h_.finished.back().error.code, Code::kUnauthenticated);
+}
+
+TEST_F(CoreTrainTest, StatisticsThatAreNotFiniteAreRefusedOnceAStep) {
+  Begin();
+  v1::StepReport report;
+  for (uint32_t i = 0; i < 6; ++i) {
+    v1::ModuleStatistics* statistics = report.add_statistics();
+    statistics->set_module(i);
+    statistics->set_count(2);
+    statistics->set_sum_squares(i == 0 ? 2.0 : std::numeric_limits<double>::infinity());
+  }
+  Report(report);
+  EXPECT_EQ(h_.CountEvents("statistics_refused"), 1);
+  h_.Handle(AdminCall{h_.NewCall(), v1::ListModulesRequest()});
+  const auto modules = h_.last<v1::ListModulesResponse>();
+  EXPECT_EQ(modules.modules(0).importance(), 1.0);
+  EXPECT_EQ(modules.modules(1).importance(), 0.0);
+}
+
+TEST_F(CoreTrainTest, FollowsTheSamplerAndTellsWhenItParts) {
+  Begin(6, 4 * kMiB, v1::MODE_SAMPLED);
+  std::vector<policy::SamplerModule> modules;
+  for (int i = 0; i < 6; ++i) modules.push_back({"m" + std::to_string(i), 100});
+  policy::ModuleSampler sampler({0.5, 1, 0.1, 2, 3}, modules);
+  for (int step = 0; step < 7; ++step) {
+    v1::StepReport report;
+    report.set_step(static_cast<uint64_t>(step));
+    report.set_round(sampler.round());
+    for (const uint32_t module : sampler.active()) {
+      report.add_active_modules(module);
+      v1::ModuleStatistics* statistics = report.add_statistics();
+      statistics->set_module(module);
+      statistics->set_count(10);
+      statistics->set_sum_squares(1.0 + module);
+      ASSERT_EQ(sampler.Observe(module, {0, 1.0 + module, 10}), "");
+    }
+    sampler.EndStep();
+    report.set_sampler_digest(sampler.Digest());
+    Report(report);
+    ASSERT_EQ(h_.CountEvents("sampler_mismatch"), 0) << step;
+  }
+  v1::StepReport report;
+  report.set_sampler_digest(12345);
+  Report(report);
+  Report(report);
+  EXPECT_EQ(h_.CountEvents("sampler_mismatch"), 1);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("sampler"));
+}
+
+TEST_F(CoreTrainTest, TotalsOutliveTheirSession) {
+  Begin();
+  v1::StepReport report;
+  report.set_step_seconds(0.02);
+  report.set_stall_seconds(0.005);
+  report.set_demand_loads(3);
+  report.set_prefetch_loaded_bytes(77);
+  Report(report);
+  Report(report);
+  h_.Handle(LeaseClosed{lease_, "process ended"});
+  h_.Handle(MetricsCall{h_.NewCall()});
+  const Figures figures = h_.last<Figures>();
+  EXPECT_EQ(figures.sessions, 0u);
+  EXPECT_EQ(figures.totals.steps, 2u);
+  EXPECT_EQ(figures.totals.demand_loads, 6u);
+  EXPECT_EQ(figures.totals.prefetch_loaded_bytes, 154u);
+  EXPECT_DOUBLE_EQ(figures.totals.stall_seconds, 0.01);
+  EXPECT_EQ(figures.totals.step_seconds_counts[7], 2u);  // up to 30 ms
+}
+
+}  // namespace
+}  // namespace misa::server
