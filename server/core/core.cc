@@ -280,7 +280,8 @@ void Core::On(const RegisterCall& event) {
   const uint64_t wanted = event.request.disk_bytes();
   session->registering = event.request;
   session->operation_call = event.call;
-  if (wanted <= session->disk_bytes) {
+  // The first answer comes with the file, also where nothing is to be put into it yet.
+  if (wanted <= session->disk_bytes && session->has_disk_file) {
     FinishRegister(session);
     return;
   }
@@ -309,6 +310,7 @@ void Core::On(const DiskReserved& event) {
   const uint64_t wanted = std::exchange(session->disk_wanted_bytes, 0);
   if (event.error.ok()) {
     session->disk_bytes = wanted;
+    session->has_disk_file = true;
   } else {
     disk_.Return(wanted - session->disk_bytes);
     JournalSessions();

@@ -165,21 +165,28 @@ void Core::FoldSampler(Session* session, const v1::StepReport& report) {
     if (module < session->active.size()) session->active[module] = true;
   }
   if (!session->sampler || report.sampler_digest() == 0) return;
-  if (report.round() != session->sampler->round() && session->reports == 1) {
-    // A run that was resumed: its sampler's state is not known here.
+  const auto give_up = [&](const std::string& why) {
     session->sampler.reset();
-    Emit("sampler_unmirrored", session->name,
-         "the trainer resumed in round " + std::to_string(report.round()) + "; its draws are not checked by the daemon");
-    return;
+    Emit("sampler_unmirrored", session->name, why + "; its draws are not checked by the daemon");
+  };
+  const uint64_t before = session->sampler->round();
+  if (session->reports > 1 && report.step() != session->sampler_step + 1) {
+    return give_up("reports of steps between " + std::to_string(session->sampler_step) + " and " +
+                   std::to_string(report.step()) + " are missing");
   }
+  session->sampler_step = report.step();
   for (const v1::ModuleStatistics& item : report.statistics()) {
     if (item.module() >= session->sampler_index.size() || session->sampler_index[item.module()] < 0) continue;
     // A module that is not active, or a value that is not finite: the trainer's sampler refuses it in the same way.
     session->sampler->Observe(static_cast<uint32_t>(session->sampler_index[item.module()]),
                               {item.sum(), item.sum_squares(), item.count()});
   }
+  // The trainer's digest is taken after its own EndStep of this step.
   session->sampler->EndStep();
   if (session->sampler->Digest() == report.sampler_digest()) return;
+  if (session->reports == 1 && report.round() != before && report.round() != session->sampler->round()) {
+    return give_up("the trainer resumed in round " + std::to_string(report.round()));
+  }
   session->sampler.reset();  // once apart they stay apart: one event, not one a step
   Problem(session, "sampler_mismatch",
           "at step " + std::to_string(report.step()) +

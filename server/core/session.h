@@ -90,6 +90,7 @@ struct Session {
   uint64_t chunks_bytes = 0;  // size of its memfd
   uint64_t disk_bytes = 0;    // reserved
   uint64_t disk_wanted_bytes = 0;
+  bool has_disk_file = false;
 
   // What it told us.
   ModuleRegistry registry;
@@ -103,6 +104,7 @@ struct Session {
   std::optional<policy::ImportanceTracker> tracker;
   // A mirror of the trainer's sampler, to see the two apart. Gone once they are, or where it cannot follow.
   std::optional<policy::ModuleSampler> sampler;
+  uint64_t sampler_step = 0;  // the step it has followed last
   std::vector<int32_t> sampler_index;  // by module; -1 where it may not be chosen
 
   // Planning.

@@ -109,7 +109,7 @@ grpc::Status Trainer::Register(const v1::RegisterModulesRequest& modules) {
   grpc::ClientContext context;
   Prepare(&context);
   grpc::Status status = control->RegisterModules(&context, modules, &registered);
-  if (status.ok() && registered.disk_bytes() > 0 && disk_fd < 0) {
+  if (status.ok() && disk_fd < 0) {
     disk = Receive();
     disk_fd = disk.fd;
   }

@@ -28,7 +28,7 @@ class Trainer {
   bool Hello(uint32_t protocol = 1, uint64_t start_time = 0);
   // Hello, Attach, and the chunks packet.
   grpc::Status Attach(uint64_t budget_bytes, v1::Mode mode = v1::MODE_EXACT);
-  // RegisterModules and, the first time with disk, the disk packet.
+  // RegisterModules and, the first time, the disk packet.
   grpc::Status Register(const v1::RegisterModulesRequest& request);
   grpc::Status Detach();
 

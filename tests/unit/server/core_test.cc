@@ -134,6 +134,18 @@ TEST(Core, DiskIsReservedBeforeItIsPromised) {
   EXPECT_EQ(h.Node().disk_reserved_bytes(), 0u);
 }
 
+TEST(Core, TheFirstRegistrationBringsAFileEvenWithoutBytes) {
+  CoreHarness h;
+  const LeaseId lease = h.Attach(10 * kMiB);
+  h.hold = true;
+  h.Register(lease, MakeModules(2));
+  EXPECT_EQ(h.held.size(), 1u);
+  h.Answer();
+  EXPECT_TRUE(h.last_reply().error.ok());
+  h.Register(lease, MakeModules(3));
+  EXPECT_TRUE(h.held.empty());
+}
+
 TEST(Core, DrainsOnce) {
   CoreHarness h;
   const LeaseId lease = h.Attach(10 * kMiB);

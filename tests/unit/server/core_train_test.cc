@@ -228,11 +228,24 @@ TEST_F(CoreTrainTest, FollowsTheSamplerAndTellsWhenItParts) {
     ASSERT_EQ(h_.CountEvents("sampler_mismatch"), 0) << step;
   }
   v1::StepReport report;
+  report.set_step(7);
   report.set_sampler_digest(12345);
   Report(report);
+  report.set_step(8);
   Report(report);
   EXPECT_EQ(h_.CountEvents("sampler_mismatch"), 1);
   EXPECT_THAT(Describe().last_problem(), HasSubstr("sampler"));
+}
+
+TEST_F(CoreTrainTest, DoesNotCryOutOverASamplerThatItCannotFollow) {
+  Begin(6, 4 * kMiB, v1::MODE_SAMPLED);
+  v1::StepReport report;
+  report.set_step(300);
+  report.set_round(6);
+  report.set_sampler_digest(12345);
+  Report(report);
+  EXPECT_EQ(h_.CountEvents("sampler_unmirrored"), 1);  // resumed
+  EXPECT_EQ(h_.CountEvents("sampler_mismatch"), 0);
 }
 
 TEST_F(CoreTrainTest, TotalsOutliveTheirSession) {
