@@ -1,6 +1,7 @@
 #include "client/core/private_daemon.h"
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -9,8 +10,8 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 #include <vector>
@@ -34,6 +35,12 @@ std::string LastLines(const std::string& path) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   if (text.size() > 600) text = "…" + text.substr(text.size() - 600);
   return text;
+}
+
+// Not std::filesystem: libtorch exports an implementation of its own under the same names, which does not work here.
+void RemoveDirectory(const std::string& path) {
+  const auto remove_one = [](const char* name, const struct stat*, int, struct FTW*) { return std::remove(name); };
+  nftw(path.c_str(), remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 }  // namespace
@@ -122,15 +129,13 @@ void PrivateDaemon::Stop() {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   pid_ = 0;
-  std::error_code ignored;
-  std::filesystem::remove_all(directory_, ignored);
+  RemoveDirectory(directory_);
 }
 
 PrivateDaemon::~PrivateDaemon() {
   Stop();
   if (owner_ == getpid() && !directory_.empty()) {
-    std::error_code ignored;
-    std::filesystem::remove_all(directory_, ignored);
+    RemoveDirectory(directory_);
   }
 }
 

@@ -212,6 +212,14 @@ void BindManager(py::module_& m) {
         Check(error);
         return released;
       })
+      .def("release_all", [](Manager& self) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.ReleaseAll();
+        }
+        Check(error);
+      })
       .def("close_session", &Manager::CloseSession, py::call_guard<py::gil_scoped_release>())
       .def("unload_all", [](Manager& self) {
         py::gil_scoped_release release;

@@ -449,27 +449,38 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, keep_managed: bool | None = None) -> None:
         """Ends the management: what is due is done, and every tensor gets memory of its own again where all of it fits the
-        budget. Where it does not, everything stays managed and is loaded on demand until the process ends."""
+        budget. Where it does not, everything stays managed and is loaded on demand until the process ends, or until
+        `release()`.
+
+        `keep_managed` decides instead of the budget: False gives the memory back whatever it takes.
+        """
         global _current
-        if self._manager is None or self._report is not None:
+        if self._manager is None:
             return
-        self._timeline.__exit__(None, None, None)
-        self._clip.__exit__(None, None, None)
-        try:
-            self._manager.flush()
-            if self._sampling is not None:
-                self._sampling.end()
-            self._report = self._make_report()
-        finally:
-            self._unpatch_optimizers()
-        if self._manager.release():
-            self._manager = None
-            _current = None
-        else:
+        if self._report is None:
+            self._timeline.__exit__(None, None, None)
+            self._clip.__exit__(None, None, None)
+            try:
+                self._manager.flush()
+                if self._sampling is not None:
+                    self._sampling.end()
+                self._report = self._make_report()
+            finally:
+                self._unpatch_optimizers()
+        if keep_managed is False:
+            self._manager.release_all()
+        elif keep_managed or not self._manager.release():
             print("misa: the model and its optimizer state do not fit the budget together; they stay managed and are "
-                  "loaded on demand until the process ends.", file=sys.stderr)
+                  "loaded on demand until the process ends or release() is called.", file=sys.stderr)
+            return
+        self._manager = None
+        _current = None
+
+    def release(self) -> None:
+        """Gives every tensor memory of its own again, whatever it takes, and ends the session."""
+        self.close(keep_managed=False)
 
 
 def _global_hooks(name: str) -> list[Any]:
@@ -531,6 +542,10 @@ def manage(
     for name, value, allowed in (("mode", mode, _MODES), ("step", step, _STEPS), ("daemon", daemon, _DAEMONS)):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}.")
+    if _current is not None and _current._report is not None and _current._manager is not None:
+        # An ended run whose model did not fit the budget: over once nobody holds the model any more.
+        if not any(residency != "empty" for _, residency in _current._manager.states()):
+            _current.release()
     if _current is not None:
         raise ValueError(
             "misa already manages a model in this process: give all models and optimizers to one misa.manage(...)."
