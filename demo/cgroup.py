@@ -80,14 +80,28 @@ class MemoryCgroup:
         raise CgroupUnavailable(f"no memory cgroup can be made here ({'; '.join(reasons)}); that takes root")
 
     def _configure(self, limit_bytes: int | None) -> None:
-        if self._hierarchy.version == 1:
-            limit, swap, no_swap = "memory.limit_in_bytes", "memory.swappiness", "0"
-        else:
-            limit, swap, no_swap = "memory.max", "memory.swap.max", "0"
         if limit_bytes is not None:
-            self._write(limit, str(limit_bytes))
-        if (self._path / swap).exists():  # Absent where the kernel has no swap accounting.
-            self._write(swap, no_swap)
+            self.set_limit(limit_bytes)
+        else:
+            self._allow_swap(False)
+
+    def _allow_swap(self, allowed: bool) -> None:
+        name, value = ("memory.swappiness", "60" if allowed else "0")
+        if self._hierarchy.version == 2:
+            name, value = ("memory.swap.max", "max" if allowed else "0")
+        if (self._path / name).exists():  # Absent where the kernel has no swap accounting.
+            self._write(name, value)
+
+    def set_limit(self, limit_bytes: int, swap: bool = False) -> None:
+        """Limits the group from now on; with `swap` the kernel may swap what is above."""
+        self._write("memory.limit_in_bytes" if self._hierarchy.version == 1 else "memory.max", str(limit_bytes))
+        self._allow_swap(swap)
+
+    def reset_peak(self) -> None:
+        """Lets `peak_bytes` begin again at the usage now, where the kernel can (version 2: since Linux 6.12, for the one
+        who asks only, so not here)."""
+        if self._hierarchy.version == 1:
+            self._write("memory.max_usage_in_bytes", "0")
 
     def _write(self, name: str, value: str) -> None:
         (self._path / name).write_text(value, encoding="ascii")
