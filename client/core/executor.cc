@@ -251,6 +251,10 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
       break;
     }
     if (state == FacetState::kUnloading) {
+      if (options_.stress) {  // it goes all the way and comes back, so that every touch shows the disk's bytes
+        if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
+        continue;
+      }
       CancelUnload(facet);
       continue;
     }
