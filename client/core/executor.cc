@@ -126,12 +126,19 @@ std::string Executor::Use(const policy::Use* uses, size_t count, bool position) 
     for (size_t i = 0; i < count && error.empty(); ++i) {
       Facet* f = facets_[uses[i].facet].get();
       f->last_use = position_count_.load(std::memory_order_relaxed);
-      if (f->state.load() == FacetState::kAway) Enqueue(f, /*front=*/true);
+      if (f->state.load() != FacetState::kAway) continue;
+      f->error.clear();  // of a prefetch that nobody waited for
+      Enqueue(f, /*front=*/true);
     }
     for (size_t i = 0; i < count && error.empty(); ++i) {
       error = EnsurePresent(lock, facets_[uses[i].facet].get(), (uses[i].access & policy::kCreate) != 0);
     }
     if (error.empty() && !same) RunActions(lock);
+    if (!error.empty()) {
+      // Nobody waits for the rest of the group any more. Another thread that does asks for it anew.
+      for (size_t i = 0; i < count; ++i) Dequeue(facets_[uses[i].facet].get());
+      moved_.notify_all();
+    }
   }
   if (error.empty()) {
     for (size_t i = 0; i < count; ++i) {
@@ -224,6 +231,13 @@ void Executor::Enqueue(Facet* facet, bool front) {
   }
 }
 
+void Executor::Dequeue(Facet* facet) {
+  facet->demanded = false;
+  if (!facet->queued) return;
+  load_queue_.erase(std::find(load_queue_.begin(), load_queue_.end(), facet));
+  facet->queued = false;
+}
+
 void Executor::AttachLocked(Facet* facet) {
   owner_->Attach(*facet);
   facet->state.store(FacetState::kDevice, std::memory_order_seq_cst);
@@ -287,7 +301,7 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
       if (!HasRoomFor(*load_queue_.front())) {
         if (EvictOne(lock)) continue;
         if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
-          error = TooSmall(facet->bytes, facet->name);
+          error = TooSmall(facet, facet->bytes, facet->name);
           break;
         }
       }
@@ -295,10 +309,6 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
     if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
   }
   facet->demanded = false;
-  if (!error.empty() && facet->queued) {
-    load_queue_.erase(std::find(load_queue_.begin(), load_queue_.end(), facet));
-    facet->queued = false;
-  }
   if (stalled) counters_.stall_seconds += duration<double>(Clock::now() - start).count();
   return error;
 }
@@ -318,15 +328,17 @@ std::string Executor::Stuck(const Facet& facet) const {
          " was waited for: the disk tier does not answer. Its content is safe where it was; the training cannot go on.";
 }
 
-std::string Executor::TooSmall(uint64_t needed, const std::string& what) const {
-  uint64_t pinned = 0;
+std::string Executor::TooSmall(const Facet* facet, uint64_t needed, const std::string& what) const {
+  uint64_t present = 0;  // pinned and there
+  uint64_t pinned = 0;   // pinned, there or not: the whole of each group that is used now
   uint64_t failing = 0;
   for (const auto& f : facets_) {
     const FacetState state = f->state.load();
-    if (state == FacetState::kEmpty || state == FacetState::kAway) continue;
+    const bool there = state != FacetState::kEmpty && state != FacetState::kAway;
     if (f->pins.load() > 0) {
       pinned += f->bytes;
-    } else if (f->dirty.load()) {
+      if (there) present += f->bytes;
+    } else if (there && f->dirty.load()) {
       failing += f->bytes;
     }
   }
@@ -334,12 +346,17 @@ std::string Executor::TooSmall(uint64_t needed, const std::string& what) const {
     return "There is no room for " + what + " (" + FormatByteSize(needed) + "): " + last_unload_error_ +
            " Everything is still in memory; nothing was lost, but the training cannot go on.";
   }
-  const uint64_t smallest = pinned + meter_->other_bytes() + needed;
+  if (facet != nullptr && pinned > space_->bytes()) {
+    return "The session's leased memory of " + FormatByteSize(space_->bytes()) + " is too small for " + what + " (" +
+           FormatByteSize(needed) + "): the operator that runs now needs " + FormatByteSize(pinned) +
+           " of managed memory at once. Nothing was lost.";
+  }
+  const uint64_t smallest = pinned + meter_->other_bytes() + (facet == nullptr ? needed : 0);
   return "The budget of " + FormatByteSize(meter_->budget_bytes()) + " is too small for " + what + " (" +
-         FormatByteSize(needed) + "): the operator that runs now holds " + FormatByteSize(pinned) +
-         " of managed memory and other tensors take " + FormatByteSize(meter_->other_bytes()) +
-         ". The smallest budget that works here is " + std::to_string(smallest) + " bytes (" + FormatByteSize(smallest) +
-         "). Nothing was lost.";
+         FormatByteSize(needed) + "): the operator that runs now holds " + FormatByteSize(present) + " of " +
+         FormatByteSize(pinned) + " of managed memory that it needs, and other tensors take " +
+         FormatByteSize(meter_->other_bytes()) + ". The smallest budget that works here is " +
+         std::to_string(smallest) + " bytes (" + FormatByteSize(smallest) + "). Nothing was lost.";
 }
 
 bool Executor::HasRoomFor(const Facet& facet) const {
@@ -392,7 +409,7 @@ std::string Executor::TakeRoom(Lock& lock, Facet* facet) {
   while (!TryTake(facet, &empty)) {
     if (EvictOne(lock)) continue;
     if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
-      error = TooSmall(facet->bytes, facet->name);
+      error = TooSmall(facet, facet->bytes, facet->name);
       break;
     }
     waited = true;
@@ -425,10 +442,8 @@ void Executor::Discard(Facet* facet) {
   follower_.MarkDiscard(facet->id);
   const FacetState state = facet->state.load();
   unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), facet), unload_queue_.end());
-  if (facet->queued) {
-    load_queue_.erase(std::find(load_queue_.begin(), load_queue_.end(), facet));
-    facet->queued = false;
-  }
+  Dequeue(facet);
+  facet->error.clear();
   facet->dirty.store(false);
   facet->prefetched = false;
   if (state == FacetState::kLoading) {
@@ -539,7 +554,7 @@ std::string Executor::MakeRoom(uint64_t bytes) {
     if (ReleaseSpare(lock, missing)) continue;
     if (EvictOne(lock)) continue;
     if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
-      error = TooSmall(bytes, "a tensor");
+      error = TooSmall(nullptr, bytes, "a tensor");
       break;
     }
     waited = true;
@@ -595,12 +610,24 @@ bool Executor::PopLoad(Lock& lock, Facet** out, std::vector<Extent>* empty) {
 void Executor::MoveLoop() {
   pthread_setname_np(pthread_self(), "misa-mover");
   std::vector<Completion> completions;
+  auto last = Clock::now();
+  uint64_t seen = 0;
   for (;;) {
     {
       Lock lock(mutex_);
-      if (stopping_ && loads_in_flight_ + unloads_in_flight_ == 0) return;
+      if (stopping_) {
+        if (loads_in_flight_ + unloads_in_flight_ == 0) return;
+        // A link that does not answer must not keep the process from ending.
+        if (progress_ != seen) {
+          seen = progress_;
+          last = Clock::now();
+        }
+        if (duration<double>(Clock::now() - last).count() >= options_.wait_seconds) return;
+      } else {
+        last = Clock::now();
+      }
       // Unloads first: they make room.
-      for (size_t i = 0; i < unload_queue_.size() && unloads_in_flight_ < kTransfersInFlight;) {
+      for (size_t i = 0; !stopping_ && i < unload_queue_.size() && unloads_in_flight_ < kTransfersInFlight;) {
         Facet* f = unload_queue_[i];
         if (f->writing) {
           ++i;
@@ -728,6 +755,8 @@ void Executor::EndStep() {
   Lock lock(mutex_);
   boundary_ = true;
   boundary_time_ = Clock::now();
+  // No thread's present position reaches into the next step, even where it begins with the same facets.
+  position_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Executor::FinishStepIfDue(Lock& lock) {

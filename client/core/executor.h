@@ -180,9 +180,11 @@ class Executor {
   // False where no byte has moved for options_.wait_seconds.
   bool WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen);
   std::string Stuck(const Facet& facet) const;
-  std::string TooSmall(uint64_t needed, const std::string& what) const;
+  // For a facet, or (null) for that many bytes of other tensors.
+  std::string TooSmall(const Facet* facet, uint64_t needed, const std::string& what) const;
 
   void Enqueue(Facet* facet, bool front);
+  void Dequeue(Facet* facet);
   bool PopLoad(Lock& lock, Facet** out, std::vector<Extent>* empty);
   void MoveLoop();
   void OnCompletion(const Completion& completion);
