@@ -231,7 +231,7 @@ class Run {
   void Flush() {
     if (manager_ != nullptr && !ended()) Check(manager_->Flush());
   }
-  void Close(bool whatever_it_takes);
+  void Close(AtEnd end);
   // The optimizer may go now: nothing steps any more.
   void Abandon();
   RunReport Report() const { return report_ ? *report_ : MakeReport(); }
@@ -634,7 +634,7 @@ RunReport Run::MakeReport() const {
   return report;
 }
 
-void Run::Close(bool whatever_it_takes) {
+void Run::Close(AtEnd end) {
   if (manager_ == nullptr) return;
   if (!ended()) {
     timeline_.Stop();
@@ -643,15 +643,16 @@ void Run::Close(bool whatever_it_takes) {
     report_ = MakeReport();
     Abandon();
   }
-  if (whatever_it_takes) {
-    Check(manager_->ReleaseAll());
-  } else {
-    std::string error;
-    if (!manager_->Release(&error)) {
+  switch (end) {
+    case AtEnd::kKeepManaged: return;
+    case AtEnd::kGiveBack: Check(manager_->ReleaseAll()); break;
+    case AtEnd::kGiveBackIfFits: {
+      std::string error;
+      if (manager_->Release(&error)) break;
       Check(error);
       std::fprintf(stderr,
                    "misa: the model and its optimizer state do not fit the budget together; they stay managed and are "
-                   "loaded on demand until the process ends or Release() is called.\n");
+                   "loaded on demand until the process ends.\n");
       return;
     }
   }
@@ -688,7 +689,7 @@ Managed Manage(torch::nn::Module& module, optim::Optimizer& optimizer, const Man
     // An ended run whose model did not fit the budget: over once nobody holds the model any more.
     const std::vector<FacetState> states = current->manager().States();
     if (std::all_of(states.begin(), states.end(), [](FacetState s) { return s == FacetState::kEmpty; })) {
-      current->Close(/*whatever_it_takes=*/true);
+      current->Close(AtEnd::kGiveBack);
     }
   }
   if (current != nullptr) {
@@ -715,9 +716,10 @@ Managed& Managed::operator=(Managed&& other) noexcept {
 }
 
 Managed::~Managed() {
-  if (run_ == nullptr) return;
+  // What Close() decided stays so.
+  if (run_ == nullptr || run_->ended()) return;
   try {
-    run_->Close(/*whatever_it_takes=*/false);
+    run_->Close(AtEnd::kGiveBackIfFits);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "misa: %s\n", SentenceOf(error).c_str());
     if (run_->open()) run_->Abandon();
@@ -740,8 +742,7 @@ void Managed::Flush() { run_->Flush(); }
 RunReport Managed::Report() const { return run_->Report(); }
 const SessionInfo& Managed::session() const { return run_->info(); }
 bool Managed::daemon_alive() const { return run_->open() && run_->manager().daemon_alive(); }
-void Managed::Close() { run_->Close(/*whatever_it_takes=*/false); }
-void Managed::Release() { run_->Close(/*whatever_it_takes=*/true); }
+void Managed::Close(AtEnd end) { run_->Close(end); }
 
 Resident::Resident(const std::vector<at::Tensor>& tensors) : run_(Run::Current()) {
   if (run_ == nullptr || !run_->open()) return;

@@ -90,6 +90,14 @@ struct ManageOptions {
   ExecutorOptions executor;
 };
 
+// What becomes of the memory when the management ends.
+enum class AtEnd : uint8_t {
+  // Every tensor gets memory of its own again if all of it fits the budget; else as kKeepManaged, and a line says so.
+  kGiveBackIfFits,
+  kGiveBack,      // whatever it takes
+  kKeepManaged,   // everything stays managed and is loaded on demand until the process ends
+};
+
 // What a run did so far. Medians are over all steps but the first three, where there are more than six.
 struct RunReport {
   Mode mode = Mode::kExact;
@@ -137,7 +145,7 @@ class Managed {
  public:
   Managed(Managed&&) noexcept;
   Managed& operator=(Managed&&) noexcept;
-  // As Close(); what goes wrong is printed.
+  // As Close(), where that was not called; what goes wrong is printed.
   ~Managed();
 
   // Ends a training step: in place of optimizer.step(). The options and gradients of this moment are the ones that count,
@@ -152,11 +160,9 @@ class Managed {
   const SessionInfo& session() const;
   bool daemon_alive() const;
 
-  // Ends the management: what is due is done, and every tensor gets memory of its own again where all of it fits the
-  // budget. Where it does not, everything stays managed and is loaded on demand until the process ends. Idempotent.
-  void Close();
-  // As Close(), but gives the memory back whatever it takes.
-  void Release();
+  // Ends the management: what is due is done, and the memory goes by `end`. May be called again, to give back later what
+  // was kept.
+  void Close(AtEnd end = AtEnd::kGiveBackIfFits);
 
  private:
   friend Managed Manage(torch::nn::Module& module, torch::optim::Optimizer& optimizer, const ManageOptions& options);

@@ -10,8 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <memory>
 #include <random>
 #include <stdexcept>
 
@@ -25,12 +24,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::string ReadText(const std::string& path, int64_t sequence) {
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (!in.is_open() || in.bad()) {
-    throw std::runtime_error("The text " + path + " cannot be read (" + std::strerror(errno) + "): name a file with --text.");
-  }
+  const auto unreadable = [&] {
+    return std::runtime_error("The text " + path + " cannot be read (" + std::strerror(errno) + "): name a file with --text.");
+  };
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  if (file == nullptr) throw unreadable();
+  std::string text;
+  char part[1 << 16];
+  while (const size_t got = std::fread(part, 1, sizeof(part), file.get())) text.append(part, got);
+  if (std::ferror(file.get()) != 0) throw unreadable();
   if (static_cast<int64_t>(text.size()) < sequence + 1) {
     throw std::runtime_error("The text " + path + " has " + std::to_string(text.size()) + " bytes, but a sequence of " +
                              std::to_string(sequence) + " needs at least one byte more than that: give a longer text or a "
@@ -99,6 +101,53 @@ std::string StepLine(int64_t step, int64_t steps, double loss, double tokens_per
   return line;
 }
 
+void TrainLoop(const TrainOptions& options, LanguageModelImpl& model, torch::optim::AdamW& optimizer, Managed* run,
+               Batches& batches, const std::function<void(const std::string& line)>& print, TrainResult* result) {
+  const int64_t every = options.report_every > 0 ? options.report_every : std::max<int64_t>(1, options.steps / 20);
+  Clock::time_point last_line = Clock::now();
+  int64_t last_step = 0;
+  for (int64_t step = 1; step <= options.steps; ++step) {
+    const Clock::time_point start = Clock::now();
+    if (step <= options.warmup_steps) {
+      const double share = static_cast<double>(step) / static_cast<double>(options.warmup_steps);
+      for (auto& group : optimizer.param_groups()) group.options().set_lr(options.learning_rate * share);
+    }
+    const auto [inputs, targets] = batches.Next();
+    optimizer.zero_grad();
+    double value = 0;
+    {
+      const at::Tensor logits = model.forward(inputs);
+      const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, kVocabulary}), targets.view({-1}));
+      value = loss.item<double>();
+      loss.backward();
+    }
+    if (options.clip_norm > 0) torch::nn::utils::clip_grad_norm_(model.parameters(), options.clip_norm);
+    if (run != nullptr) {
+      run->Step();
+    } else {
+      optimizer.step();
+    }
+    const Clock::time_point now = Clock::now();
+    result->losses.push_back(value);
+    result->step_seconds.push_back(std::chrono::duration<double>(now - start).count());
+    if (step == 1 || step % every == 0 || step == options.steps) {
+      const double seconds = std::chrono::duration<double>(now - last_line).count();
+      const auto tokens = static_cast<double>((step - last_step) * options.batch * options.sequence);
+      print(StepLine(step, options.steps, value, tokens / seconds));
+      last_line = now;
+      last_step = step;
+    }
+  }
+}
+
+// After a failure, whose sentence is the one to show.
+void EndQuietly(Managed& run) {
+  try {
+    run.Close(AtEnd::kKeepManaged);
+  } catch (const std::exception&) {
+  }
+}
+
 }  // namespace
 
 TrainResult Train(const TrainOptions& options, const std::function<void(const std::string& line)>& print) {
@@ -127,47 +176,18 @@ TrainResult Train(const TrainOptions& options, const std::function<void(const st
     DeviceMeter::Get().ResetPeak();
   }
 
-  const int64_t every = options.report_every > 0 ? options.report_every : std::max<int64_t>(1, options.steps / 20);
-  Clock::time_point last_line = Clock::now();
-  int64_t last_step = 0;
-  for (int64_t step = 1; step <= options.steps; ++step) {
-    const Clock::time_point start = Clock::now();
-    if (step <= options.warmup_steps) {
-      const double share = static_cast<double>(step) / static_cast<double>(options.warmup_steps);
-      for (auto& group : optimizer.param_groups()) group.options().set_lr(options.learning_rate * share);
-    }
-    const auto [inputs, targets] = batches.Next();
-    optimizer.zero_grad();
-    double value = 0;
-    {
-      const at::Tensor logits = model->forward(inputs);
-      const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, kVocabulary}), targets.view({-1}));
-      value = loss.item<double>();
-      loss.backward();
-    }
-    if (options.clip_norm > 0) torch::nn::utils::clip_grad_norm_(model->parameters(), options.clip_norm);
-    if (run) {
-      run->Step();
-    } else {
-      optimizer.step();
-    }
-    const Clock::time_point now = Clock::now();
-    result.losses.push_back(value);
-    result.step_seconds.push_back(std::chrono::duration<double>(now - start).count());
-    if (step == 1 || step % every == 0 || step == options.steps) {
-      const double seconds = std::chrono::duration<double>(now - last_line).count();
-      const auto tokens = static_cast<double>((step - last_step) * options.batch * options.sequence);
-      print(StepLine(step, options.steps, value, tokens / seconds));
-      last_line = now;
-      last_step = step;
-    }
+  try {
+    TrainLoop(options, *model, optimizer, run ? &*run : nullptr, batches, print, &result);
+    // The process ends soon: reading back what does not fit would be for nothing.
+    if (run) run->Close(AtEnd::kKeepManaged);
+  } catch (const std::exception&) {
+    if (run) EndQuietly(*run);
+    throw;
   }
-  if (run) run->Flush();
-  result.device_peak_bytes = DeviceMeter::Get().peak_bytes();
   if (run) result.report = run->Report();
   if (options.digest) result.state_sha256 = StateSha256(*model, optimizer);
-  // The last look at the state is part of what the budget bounds.
-  result.device_peak_bytes = std::max(result.device_peak_bytes, DeviceMeter::Get().peak_bytes());
+  // With the digest's look at the state: the budget bounds that too.
+  result.device_peak_bytes = DeviceMeter::Get().peak_bytes();
   result.loss_first = result.losses.front();
   result.loss_last = result.losses.back();
   result.step_seconds_median = Median(result.step_seconds);
