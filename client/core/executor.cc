@@ -16,6 +16,8 @@ using std::chrono::duration;
 
 // A waiting thread looks again at least this often, so that a lost wake-up costs time, never the run.
 constexpr double kLookSeconds = 0.5;
+// And this soon where another thread's doings of this moment are all that is in the way.
+constexpr double kRetrySeconds = 0.001;
 // Spare chunks are given back to the system in parts of at least this size: a call costs more than a page.
 constexpr uint64_t kLeastRelease = 4ull << 20;
 constexpr size_t kTransfersInFlight = 2;
@@ -266,7 +268,7 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
     }
     if (state == FacetState::kUnloading) {
       if (options_.stress) {  // it goes all the way and comes back, so that every touch shows the disk's bytes
-        if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
+        if (!WaitProgress(lock, &last, &seen, kLookSeconds)) error = Stuck(*facet);
         continue;
       }
       CancelUnload(facet);
@@ -279,7 +281,7 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
         break;
       }
       if (facet->discard_after_io) {  // what is dead has to leave first
-        if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
+        if (!WaitProgress(lock, &last, &seen, kLookSeconds)) error = Stuck(*facet);
         continue;
       }
       error = TakeRoom(lock, facet);
@@ -290,6 +292,7 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
       break;
     }
     stalled = true;
+    double look_seconds = kLookSeconds;
     if (state == FacetState::kAway) {
       if (!facet->error.empty()) {
         error = std::move(facet->error);
@@ -302,19 +305,20 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
         if (EvictOne(lock)) continue;
         if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
           error = TooSmall(facet, facet->bytes, facet->name);
-          break;
+          if (!error.empty()) break;
+          look_seconds = kRetrySeconds;
         }
       }
     }
-    if (!WaitProgress(lock, &last, &seen)) error = Stuck(*facet);
+    if (!WaitProgress(lock, &last, &seen, look_seconds)) error = Stuck(*facet);
   }
   facet->demanded = false;
   if (stalled) counters_.stall_seconds += duration<double>(Clock::now() - start).count();
   return error;
 }
 
-bool Executor::WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen) {
-  moved_.wait_for(lock, duration<double>(kLookSeconds));
+bool Executor::WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen, double look_seconds) {
+  moved_.wait_for(lock, duration<double>(look_seconds));
   const auto now = Clock::now();
   if (progress_ != *seen) {
     *seen = progress_;
@@ -352,6 +356,8 @@ std::string Executor::TooSmall(const Facet* facet, uint64_t needed, const std::s
            " of managed memory at once. Nothing was lost.";
   }
   const uint64_t smallest = pinned + meter_->other_bytes() + (facet == nullptr ? needed : 0);
+  // Another thread unpinned something meanwhile, or its refused allocation was counted for a moment.
+  if (smallest <= meter_->budget_bytes()) return "";
   return "The budget of " + FormatByteSize(meter_->budget_bytes()) + " is too small for " + what + " (" +
          FormatByteSize(needed) + "): the operator that runs now holds " + FormatByteSize(present) + " of " +
          FormatByteSize(pinned) + " of managed memory that it needs, and other tensors take " +
@@ -408,12 +414,14 @@ std::string Executor::TakeRoom(Lock& lock, Facet* facet) {
   std::string error;
   while (!TryTake(facet, &empty)) {
     if (EvictOne(lock)) continue;
+    double look_seconds = kLookSeconds;
     if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
       error = TooSmall(facet, facet->bytes, facet->name);
-      break;
+      if (!error.empty()) break;
+      look_seconds = kRetrySeconds;
     }
     waited = true;
-    if (!WaitProgress(lock, &last, &seen)) {
+    if (!WaitProgress(lock, &last, &seen, look_seconds)) {
       error = Stuck(*facet);
       break;
     }
@@ -553,12 +561,14 @@ std::string Executor::MakeRoom(uint64_t bytes) {
     const uint64_t missing = total + bytes > budget ? total + bytes - budget : 0;
     if (ReleaseSpare(lock, missing)) continue;
     if (EvictOne(lock)) continue;
+    double look_seconds = kLookSeconds;
     if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
       error = TooSmall(nullptr, bytes, "a tensor");
-      break;
+      if (!error.empty()) break;
+      look_seconds = kRetrySeconds;
     }
     waited = true;
-    if (!WaitProgress(lock, &last, &seen)) {
+    if (!WaitProgress(lock, &last, &seen, look_seconds)) {
       error = "No byte has moved for " + std::to_string(static_cast<int>(options_.wait_seconds)) +
               " s while room for a tensor of " + FormatByteSize(bytes) +
               " was waited for: the disk tier does not answer. Managed data is safe where it was.";
@@ -815,7 +825,7 @@ bool Executor::Drain() {
   auto last = Clock::now();
   uint64_t seen = progress_;
   while (loads_in_flight_ + unloads_in_flight_ > 0 || !unload_queue_.empty()) {
-    if (!WaitProgress(lock, &last, &seen)) return false;
+    if (!WaitProgress(lock, &last, &seen, kLookSeconds)) return false;
   }
   return true;
 }

@@ -177,10 +177,10 @@ class Executor {
   void FreeExtents(Facet* facet);
   std::string TakeRoom(Lock& lock, Facet* facet);
 
-  // False where no byte has moved for options_.wait_seconds.
-  bool WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen);
+  // Waits for something to move, at most look_seconds. False where no byte has moved for options_.wait_seconds.
+  bool WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen, double look_seconds);
   std::string Stuck(const Facet& facet) const;
-  // For a facet, or (null) for that many bytes of other tensors.
+  // For a facet, or (null) for that many bytes of other tensors. Empty where the budget is not what is in the way.
   std::string TooSmall(const Facet* facet, uint64_t needed, const std::string& what) const;
 
   void Enqueue(Facet* facet, bool front);
