@@ -79,7 +79,10 @@ Rig::Rig(RigOptions options) : disk(std::make_shared<Disk>(options.disk_bytes)),
   executor = std::make_unique<Executor>(
       std::make_unique<ChunkSpace>(memfd, options.space_bytes, options.chunk_bytes), std::move(faulty), &meter, &owner,
       options.executor);
-  executor->on_step = [this](StepSummary summary) { steps.push_back(std::move(summary)); };
+  executor->on_step = [this](StepSummary summary) {
+    std::lock_guard<std::mutex> lock(steps_mutex_);
+    steps.push_back(std::move(summary));
+  };
 }
 
 Rig::~Rig() {

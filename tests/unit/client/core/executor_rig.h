@@ -101,6 +101,7 @@ class Rig {
   std::vector<StepSummary> steps;
 
  private:
+  std::mutex steps_mutex_;
   Watchdog watchdog_;
   uint64_t disk_used_ = 0;
 };
