@@ -86,6 +86,21 @@ uint64_t StateCopies(Rule rule, const optim::OptimizerOptions& options) {
   return 0;
 }
 
+// Temporary tensors of a parameter's own size that live at once in a step.
+uint64_t StepCopies(Rule rule, const optim::OptimizerOptions& options) {
+  switch (rule) {
+    case Rule::kAdam: return 2 + (static_cast<const optim::AdamOptions&>(options).weight_decay() != 0 ? 1 : 0);
+    case Rule::kAdamW: return 2;
+    case Rule::kSgd: {
+      const auto& sgd = static_cast<const optim::SGDOptions&>(options);
+      return (sgd.weight_decay() != 0 ? 1 : 0) + (sgd.nesterov() ? 1 : 0);
+    }
+    case Rule::kRmsprop: return 1 + (static_cast<const optim::RMSpropOptions&>(options).weight_decay() != 0 ? 1 : 0);
+    case Rule::kAdagrad: return 1 + (static_cast<const optim::AdagradOptions&>(options).weight_decay() != 0 ? 1 : 0);
+  }
+  return 0;
+}
+
 // The state of one parameter under the names that the Python optimizers use.
 struct State {
   std::optional<int64_t> step;
@@ -251,7 +266,6 @@ class Run {
   uint32_t ModuleOf(const at::Tensor& parameter) const;
   std::string RunStep(uint32_t module, std::vector<at::Tensor>* state);
   std::string GradientComplete(uint32_t module);
-  void AdoptExistingState();
   std::vector<at::Tensor> StateTensors(uint32_t module) const;
   RunReport MakeReport() const;
 
@@ -270,6 +284,7 @@ class Run {
   const at::ThreadLocalState plain_;
   std::unordered_map<const c10::TensorImpl*, uint32_t> module_of_;
   std::vector<Pending> pending_;
+  std::set<const c10::TensorImpl*> stepped_early_;  // in this step's backward
   // One step at a time: they share the optimizer.
   std::recursive_mutex stepping_;
   uint64_t steps_ = 0;
@@ -292,7 +307,7 @@ Run::Run(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOpt
   const std::vector<std::pair<std::string, at::Tensor>> named = NamedParameters(module);
   std::set<const c10::TensorImpl*> known;
   for (const auto& [name, parameter] : named) known.insert(parameter.unsafeGetTensorImpl());
-  std::unordered_map<const c10::TensorImpl*, uint64_t> state_bytes;
+  std::unordered_map<const c10::TensorImpl*, std::pair<uint64_t, uint64_t>> needs;  // bytes of state, of a step
   for (const optim::OptimizerParamGroup& group : optimizer_.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (!known.contains(parameter.unsafeGetTensorImpl())) {
@@ -300,13 +315,17 @@ Run::Run(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOpt
                                  " that is not in the module given to misa::Manage: give it the module that holds all of "
                                  "them. Nothing was changed.");
       }
-      state_bytes[parameter.unsafeGetTensorImpl()] = StateCopies(rule_, group.options()) * parameter.nbytes();
+      needs[parameter.unsafeGetTensorImpl()] = {StateCopies(rule_, group.options()) * parameter.nbytes(),
+                                                StepCopies(rule_, group.options()) * parameter.nbytes()};
     }
   }
   std::vector<torch_client::ParameterInput> inputs;
   std::vector<torch_client::ParameterShape> shapes;
+  bool existing_state = false;  // a resumed run's, or Adagrad's from its construction
   for (const auto& [name, parameter] : named) {
-    inputs.push_back({name, parameter, state_bytes[parameter.unsafeGetTensorImpl()]});
+    const auto& [state_bytes, step_bytes] = needs[parameter.unsafeGetTensorImpl()];
+    inputs.push_back({name, parameter, state_bytes, step_bytes});
+    if (!StateOf(rule_, optimizer_, parameter).tensors.empty()) existing_state = true;
     shapes.push_back({name, parameter.dim(), static_cast<uint64_t>(parameter.numel()),
                       parameter.has_storage() ? parameter.storage().nbytes() : 0});
   }
@@ -343,6 +362,7 @@ Run::Run(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOpt
   manager.session.disk_directory = options_.disk_directory;
   manager.session.chunk_bytes = options_.chunk_bytes;
   manager.executor = options_.executor;
+  manager.existing_state = existing_state;
   switch (options_.step) {
     case StepTime::kDeferred: manager.step = torch_client::StepMode::kDeferred; break;
     case StepTime::kInBackward: manager.step = torch_client::StepMode::kInBackward; break;
@@ -365,7 +385,10 @@ Run::Run(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOpt
   try {
     if (options_.mode == Mode::kSampled) BeginSampling();
     manager_->WatchGradients();
-    AdoptExistingState();
+    if (existing_state) {
+      for (uint32_t m = 0; m < pending_.size(); ++m) Check(manager_->AdoptExisting(m));
+      Check(manager_->FinishAdoption());
+    }
   } catch (...) {
     EndSampling();
     throw;
@@ -388,6 +411,7 @@ uint32_t Run::ModuleOf(const at::Tensor& parameter) const {
 void Run::Step() {
   Manager& manager = this->manager();
   if (ended()) throw std::runtime_error("This run has ended: step the optimizer itself from here on.");
+  stepped_early_.clear();
   const std::vector<ModuleStatistics> statistics = manager.TakeStatistics();
   std::map<uint32_t, Pending> due;
   for (const optim::OptimizerParamGroup& group : optimizer_.param_groups()) {
@@ -425,15 +449,14 @@ std::string Run::RunStep(uint32_t module, std::vector<at::Tensor>* state) {
     const PlainDispatch plain(plain_);
     const at::NoGradGuard no_grad;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    Pending& pending = pending_[module];
+    // Done or failed half-way: never twice.
+    Pending pending = std::exchange(pending_[module], {});
     if (!pending.groups.empty()) {
       const WithGradients gradients(pending.gradients);
       const WithGroups groups(optimizer_, pending.groups);
       optimizer_.step();
     }
-    pending.groups.clear();
-    pending.gradients.clear();
-    for (const std::function<void()>& action : std::exchange(pending.actions, {})) action();
+    for (const std::function<void()>& action : pending.actions) action();
     *state = StateTensors(module);
     return "";
   } catch (const std::exception& error) {
@@ -444,17 +467,25 @@ std::string Run::RunStep(uint32_t module, std::vector<at::Tensor>* state) {
 // In-backward stepping: the module's gradients are there, so it steps and they go.
 std::string Run::GradientComplete(uint32_t module) {
   try {
-    Pending& pending = pending_[module];
+    Pending pending;
     for (const optim::OptimizerParamGroup& group : optimizer_.param_groups()) {
       std::vector<at::Tensor> parameters;
       for (const at::Tensor& parameter : group.params()) {
         if (!parameter.grad().defined() || ModuleOf(parameter) != module) continue;
+        if (!stepped_early_.insert(parameter.unsafeGetTensorImpl()).second) {
+          return "A second gradient came for " + manager_->module(module).name +
+                 " before Step(), but with StepTime::kInBackward it has stepped with the first already, so this step is not "
+                 "the one of plain training. Use StepTime::kDeferred for gradient accumulation and several backward() calls "
+                 "before a Step().";
+        }
         parameters.push_back(parameter);
         pending.gradients.emplace_back(parameter, parameter.grad());
       }
       if (!parameters.empty()) pending.groups.emplace_back(std::move(parameters), group.options().clone());
     }
     for (const auto& [parameter, gradient] : pending.gradients) parameter.mutable_grad().reset();
+    pending.actions = std::move(pending_[module].actions);
+    pending_[module] = std::move(pending);
   } catch (const std::exception& error) {
     return SentenceOf(error);
   }
@@ -469,13 +500,6 @@ std::vector<at::Tensor> Run::StateTensors(uint32_t module) const {
     }
   }
   return tensors;
-}
-
-// State the optimizer has already (a resumed run, or Adagrad's from its construction) is taken over module by module.
-void Run::AdoptExistingState() {
-  for (uint32_t m = 0; m < pending_.size(); ++m) {
-    if (!StateTensors(m).empty()) Check(manager_->StepModule(m));
-  }
 }
 
 // ------------------------------------------------------------------------------------------------------------ sampling
@@ -638,14 +662,23 @@ void Run::Close(AtEnd end) {
   if (manager_ == nullptr) return;
   if (!ended()) {
     timeline_.Stop();
-    Check(manager_->Flush());
+    // Without a budget to keep, what is due needs no room: it is done when the memory is given back.
+    if (end != AtEnd::kGiveBack) Check(manager_->Flush());
     EndSampling();
     report_ = MakeReport();
-    Abandon();
   }
   switch (end) {
-    case AtEnd::kKeepManaged: return;
-    case AtEnd::kGiveBack: Check(manager_->ReleaseAll()); break;
+    case AtEnd::kKeepManaged: Abandon(); return;
+    case AtEnd::kGiveBack: {
+      const std::string error = manager_->ReleaseAll();
+      // A step that failed is reported, and everything is given back all the same.
+      if (!manager_->is_open()) {
+        manager_.reset();
+        if (Current().get() == this) Current().reset();
+      }
+      Check(error);
+      return;
+    }
     case AtEnd::kGiveBackIfFits: {
       std::string error;
       if (manager_->Release(&error)) break;
@@ -653,6 +686,7 @@ void Run::Close(AtEnd end) {
       std::fprintf(stderr,
                    "misa: the model and its optimizer state do not fit the budget together; they stay managed and are "
                    "loaded on demand until the process ends.\n");
+      Abandon();
       return;
     }
   }
@@ -665,6 +699,7 @@ void Run::Abandon() {
   manager_->SetStepper([](uint32_t, std::vector<at::Tensor>*) -> std::string {
     return "the run has ended with a step undone, because it had failed: what it left is not a trained state";
   });
+  manager_->LetGo();
 }
 
 // --------------------------------------------------------------------------------------------------------- user's side
