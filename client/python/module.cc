@@ -91,13 +91,13 @@ class PlainDispatch {
 
 void BindManager(py::module_& m) {
   py::class_<Manager>(m, "Manager")
-      .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t>>& parameters, uint64_t budget,
+      .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t, uint64_t>>& parameters, uint64_t budget,
                        const std::string& mode, const std::string& step, const std::string& daemon,
                        const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
                        const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
-                       bool stress, bool demand_only, double wait_seconds) {
+                       bool stress, bool demand_only, double wait_seconds, bool existing_state) {
              std::vector<ParameterInput> inputs;
-             for (const auto& [name, tensor, bytes] : parameters) inputs.push_back({name, tensor, bytes});
+             for (const auto& [name, tensor, bytes, room] : parameters) inputs.push_back({name, tensor, bytes, room});
              ManagerOptions options;
              options.session.budget_bytes = budget;
              options.session.mode = mode == "sampled" ? Mode::kSampled : Mode::kExact;
@@ -116,6 +116,7 @@ void BindManager(py::module_& m) {
              options.executor.stress = stress;
              options.executor.demand_only = demand_only;
              options.executor.wait_seconds = wait_seconds;
+             options.existing_state = existing_state;
              std::string error;
              std::unique_ptr<Manager> manager;
              {
@@ -136,7 +137,7 @@ void BindManager(py::module_& m) {
            py::kw_only(), py::arg("parameters"), py::arg("budget"), py::arg("mode"), py::arg("step"), py::arg("daemon"),
            py::arg("job"), py::arg("runtime_directory"), py::arg("disk_directory"), py::arg("daemon_binary"),
            py::arg("chunk_bytes"), py::arg("sampling"), py::arg("stress"), py::arg("demand_only"),
-           py::arg("wait_seconds"))
+           py::arg("wait_seconds"), py::arg("existing_state"))
       .def("set_stepper",
            [](Manager& self, py::object call) {
              auto held = Hold(std::move(call));
@@ -182,6 +183,24 @@ void BindManager(py::module_& m) {
         }
         Check(error);
       })
+      .def("adopt_existing", [](Manager& self, uint32_t module) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.AdoptExisting(module);
+        }
+        Check(error);
+      })
+      .def("finish_adoption", [](Manager& self) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.FinishAdoption();
+        }
+        Check(error);
+      })
+      .def("let_go", &Manager::LetGo)
+      .def("is_open", &Manager::is_open)
       .def("end_step", &Manager::EndStep, py::call_guard<py::gil_scoped_release>())
       .def("take_statistics",
            [](Manager& self) {

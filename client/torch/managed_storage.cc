@@ -159,6 +159,15 @@ void StorageKeeper::Poison(const Facet& facet, const std::string& sentence) {
   }
 }
 
+void StorageKeeper::PoisonAll(const std::string& sentence) {
+  for (const auto& slots : slots_) {
+    for (const auto& slot : slots) {
+      Point(slot.get(), nullptr);
+      slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
+    }
+  }
+}
+
 std::vector<c10::StorageImpl*> StorageKeeper::StoragesOf(const Facet& facet) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<c10::StorageImpl*> storages;

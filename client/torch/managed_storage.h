@@ -74,6 +74,12 @@ class StorageKeeper final : public FacetOwner {
   // A storage lives at this offset.
   bool Occupied(const Facet& facet, uint64_t offset);
 
+  // For fork(): between both calls no storage changes.
+  void Lock() { mutex_.lock(); }
+  void Unlock() { mutex_.unlock(); }
+  // In a forked child, locked: every access to managed data throws this sentence.
+  void PoisonAll(const std::string& sentence);
+
   void Attach(Facet& facet) override;
   void Detach(Facet& facet) override;
 

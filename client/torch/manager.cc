@@ -78,6 +78,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   }
   if (inputs.empty()) return "The model has no parameters: there is nothing to manage.";
 
+  KeepNothingFreed();
+
   // Parameters, and the modules they make up. Parameters over one storage have one owner, the first.
   std::vector<ParameterShape> shapes;
   for (const ParameterInput& input : inputs) {
@@ -111,6 +113,7 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       Module& m = found->second == index ? *module : *modules_[found->second];
       m.parameters.push_back(static_cast<uint32_t>(i));
       m.parameter_count += static_cast<uint64_t>(p.tensor.numel());
+      m.step_bytes += inputs[i].step_bytes;
       if (found->second < state_bytes.size()) {
         state_bytes[found->second] += Align(inputs[i].expected_state_bytes);
       } else {
@@ -205,7 +208,47 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       },
       [this](uint64_t budget) { DeviceMeter::Get().SetBudget(budget); }, [this](const std::string& s) { Notice(s); });
   SetTouchHandler(this);
+  data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); }, [this](const at::TensorBase& t) { AfterReplace(t); }};
+  SetDataDoor(&data_door_);
+  fork_door_ = {[this] { keeper_->Lock(); }, [this] { keeper_->Unlock(); }, [this] { InChild(); }};
+  SetForkDoor(&fork_door_);
   return "";
+}
+
+// A data-loader worker: it has neither the memory (the mappings are not inherited) nor the thread that moves bytes.
+void Manager::InChild() {
+  keeper_->PoisonAll("This tensor is managed by misa in the process that was forked from; a child cannot reach it. Give it a "
+                     "copy instead.");
+  keeper_->Unlock();
+  session_->ForgetInChild();
+}
+
+// `tensor.data = other` is no operator. A step that is due belongs to the content of before.
+void Manager::BeforeReplace(const at::TensorBase& tensor) {
+  if (InForkedChild() || !tensor.has_storage()) return;
+  Slot* slot = StorageTable::Get().Find(tensor.storage().unsafeGetStorageImpl());
+  if (slot == nullptr || slot->facet->kind != FacetKind::kWeights) return;
+  const uint32_t module = slot->facet->module;
+  if (modules_[module].get() != stepping && modules_[module]->pending.load(std::memory_order_acquire)) {
+    const std::string error = RunPending(module);
+    TORCH_CHECK(error.empty(), "misa: ", error);
+  }
+  // The node that takes its gradient knows the shape of before; the next graph makes a new one.
+  for (uint32_t i : modules_[module]->parameters) {
+    Parameter& p = parameters_[i];
+    if (p.tensor.defined() && p.tensor.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl()) p.accumulator.reset();
+  }
+  parameter_changed_.store(true);
+}
+
+void Manager::AfterReplace(const at::TensorBase& tensor) {
+  if (InForkedChild()) return;
+  for (Parameter& p : parameters_) {
+    if (p.tensor.defined() && p.tensor.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl()) {
+      WatchGradients();
+      return;
+    }
+  }
 }
 
 uint64_t Manager::ReserveDisk(uint64_t bytes) {
@@ -239,7 +282,22 @@ std::string Manager::AdoptWeights() {
     executor_->EndUse(&use, 1);
     if (!error.empty()) return error;
   }
-  meter.SetBudget(budget);
+  return options_.existing_state ? "" : FinishAdoption();
+}
+
+std::string Manager::AdoptExisting(uint32_t module) {
+  DeviceMeter& meter = DeviceMeter::Get();
+  uint64_t largest = 0;
+  for (const auto& m : modules_) {
+    largest = std::max(largest, m->weights->bytes + (m->optimizer != nullptr ? m->optimizer->bytes : 0));
+  }
+  meter.SetBudget(std::max(session_->info().budget_bytes, meter.other_bytes() + 2 * largest));
+  return RunStepper(module, /*adopting=*/true);
+}
+
+std::string Manager::FinishAdoption() {
+  DeviceMeter& meter = DeviceMeter::Get();
+  meter.SetBudget(session_->info().budget_bytes);
   std::string error = executor_->FitBudget();
   if (!error.empty()) return error;
   executor_->ResetTrace();
@@ -247,7 +305,16 @@ std::string Manager::AdoptWeights() {
   return "";
 }
 
-Manager::~Manager() { ReleaseAll(); }
+Manager::~Manager() {
+  if (InForkedChild()) {
+    // Everything here belongs to the parent, threads and locks too: left as it is.
+    static_cast<void>(executor_.release());
+    static_cast<void>(keeper_.release());
+    static_cast<void>(session_.release());
+    return;
+  }
+  ReleaseAll();
+}
 
 bool Manager::Release(std::string* error) {
   if (!open_) return true;
@@ -267,8 +334,10 @@ std::string Manager::ReleaseAll() {
   if (!open_) return "";
   std::string error;
   releasing_ = true;
+  std::string failed_step;
   if (executor_) {
     DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
+    failed_step = Flush();
     for (size_t i = 0; i < executor_->facet_count(); ++i) {
       Facet* facet = executor_->facet(static_cast<uint32_t>(i));
       const std::vector<c10::StorageImpl*> storages = keeper_->StoragesOf(*facet);
@@ -287,15 +356,25 @@ std::string Manager::ReleaseAll() {
   if (!error.empty()) return error;
   SetTouchHandler(nullptr);
   SetRoomMaker(nullptr);
+  SetDataDoor(nullptr);
+  SetForkDoor(nullptr);
   open_ = false;
   open_manager.store(nullptr);
   for (Parameter& p : parameters_) p.accumulator.reset();
   if (session_) session_->Close();
   executor_.reset();
-  return "";
+  return failed_step;
+}
+
+void Manager::LetGo() {
+  for (Parameter& p : parameters_) {
+    p.accumulator.reset();
+    p.tensor.reset();
+  }
 }
 
 void Manager::OnStorageGone(void* context, Facet* facet, bool last) {
+  if (InForkedChild()) return;
   auto* manager = static_cast<Manager*>(context);
   if (facet->kind == FacetKind::kWeights && !manager->releasing_.load()) manager->parameter_changed_.store(true);
   if (last) manager->executor_->Discard(facet);
@@ -310,6 +389,7 @@ void Manager::Notice(std::string sentence) {
 // ------------------------------------------------------------------------------------------------------------ touches
 
 std::string Manager::Touch(const Touched* touched, size_t count) {
+  if (InForkedChild()) return "not here";  // the storages say it
   std::string error;
   for (size_t i = 0; i < count && error.empty(); ++i) {
     const Module* module = modules_[touched[i].facet->module].get();
@@ -330,6 +410,9 @@ std::string Manager::Touch(const Touched* touched, size_t count) {
   if (!error.empty()) {
     for (size_t i = 0; i < count; ++i) keeper_->Poison(*touched[i].facet, "misa: " + error);
     poisoned_.store(true);
+  } else if (poisoned_.load(std::memory_order_relaxed)) {
+    // An earlier failure's sentence must not outlive the failure.
+    for (size_t i = 0; i < count; ++i) keeper_->Attach(*touched[i].facet);
   }
   return error;
 }
@@ -361,7 +444,17 @@ bool Manager::IsManaged(const at::Tensor& tensor) const {
 
 // ----------------------------------------------------------------------------------------------------------- stepping
 
-void Manager::MarkPending(uint32_t module) { modules_[module]->pending.store(true, std::memory_order_release); }
+void Manager::MarkPending(uint32_t index) {
+  Module& module = *modules_[index];
+  module.pending.store(true, std::memory_order_release);
+  if (options_.step != StepMode::kDeferred) return;
+  // Whoever takes raw pointers must not see the bytes of before the step; operators come here first.
+  const std::string due = "An optimizer step of " + module.name + " is still due. An operator runs it by itself; for the raw "
+                          "data use the tensor inside `with misa.resident(tensor):`, or call run.flush() first.";
+  for (Facet* facet : {module.weights, module.optimizer}) {
+    if (facet != nullptr) keeper_->Poison(*facet, due);
+  }
+}
 
 std::string Manager::RunPending(uint32_t index) {
   Module& module = *modules_[index];
@@ -396,11 +489,11 @@ std::string Manager::RunPending(uint32_t index) {
 }
 
 std::string Manager::StepModule(uint32_t module) {
-  MarkPending(module);
+  modules_[module]->pending.store(true, std::memory_order_release);
   return RunPending(module);
 }
 
-std::string Manager::RunStepper(uint32_t index) {
+std::string Manager::RunStepper(uint32_t index, bool adopting) {
   Module& module = *modules_[index];
   policy::Use uses[3];
   size_t count = 0;
@@ -412,13 +505,27 @@ std::string Manager::RunStepper(uint32_t index) {
   add(module.optimizer, policy::kRead | policy::kWrite);
   std::string error = executor_->Use(uses, count, /*position=*/true);
   if (!error.empty()) return error;
-  if (poisoned_.load()) {
-    // An earlier failure's sentence must not outlive the failure.
-    for (size_t i = 0; i < count; ++i) keeper_->Attach(*executor_->facet(uses[i].facet));
+  if (!adopting) {
+    // All or nothing: a step that stops in its middle cannot be taken back, so its room is there before it begins.
+    uint64_t room = module.step_bytes;
+    if (module.optimizer != nullptr && module.optimizer->state.load() == FacetState::kEmpty) {
+      // The state is made in ordinary memory, and then moves.
+      room = module.optimizer->bytes + std::max(room, module.optimizer->bytes);
+    }
+    error = room > 0 ? executor_->MakeRoom(room) : "";
+    if (!error.empty()) {
+      executor_->EndUse(uses, count);
+      return "The optimizer's step of " + module.name + " was not begun. " + error;
+    }
+    if (room > 0) DeviceMeter::Get().SubtractOther(room);
   }
+  // Neither an earlier failure's sentence nor that of a step being due may outlive this.
+  for (size_t i = 0; i < count; ++i) keeper_->Attach(*executor_->facet(uses[i].facet));
   const Module* outer = std::exchange(stepping, &module);
   std::vector<at::Tensor> state;
   error = stepper_(index, &state);
+  // As in plain training a step that fails is an error once, and is not repeated.
+  if (!error.empty()) module.pending.store(false, std::memory_order_release);
   if (error.empty()) error = AdoptState(index, state);
   stepping = outer;
   executor_->EndUse(uses, count);
@@ -510,6 +617,7 @@ void Manager::EndStep() {
 
 void Manager::CheckParameters() {
   for (Parameter& p : parameters_) {
+    if (!p.tensor.defined()) continue;
     c10::StorageImpl* storage = StorageOf(p.tensor);
     if (storage == p.storage && StorageTable::Get().Find(storage) != nullptr) continue;
     if (StorageTable::Get().Find(storage) != nullptr) continue;  // now another managed tensor's storage
@@ -524,11 +632,11 @@ void Manager::CheckParameters() {
 void Manager::WatchGradients() {
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    if (!p.tensor.requires_grad() || p.accumulator != nullptr) continue;
+    if (!p.tensor.defined() || !p.tensor.requires_grad() || p.accumulator != nullptr) continue;
     std::shared_ptr<torch::autograd::Node> node = torch::autograd::impl::grad_accumulator(p.tensor);
     if (node == nullptr) continue;
     node->add_post_hook(std::make_unique<GradientHook>([this, i] {
-      if (open_manager.load() == this) OnGradient(i);
+      if (open_manager.load() == this && !InForkedChild()) OnGradient(i);
     }));
     p.accumulator = node;
   }
@@ -536,6 +644,7 @@ void Manager::WatchGradients() {
 
 void Manager::OnGradient(uint32_t index) {
   Parameter& p = parameters_[index];
+  if (!p.tensor.defined()) return;
   const std::string error = TakeGradient(p);
   TORCH_CHECK(error.empty(), "misa: ", error);
   p.has_gradient = true;
@@ -644,7 +753,7 @@ void Manager::OnStep(StepSummary summary) {
     report.sampler_digest = sampler_digest_;
     // A trace that will not come back is not worth a plan; the first ones are, for want of a better.
     report.send_trace = summary.trace_digest != last_trace_sent_ &&
-                        (summary.trace_digest == last_trace_seen_ || summary.step <= 2);
+                        (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
     last_trace_seen_ = summary.trace_digest;
     if (report.send_trace) last_trace_sent_ = summary.trace_digest;
     if (totals_.step_seconds.size() < kMaxSteps) {

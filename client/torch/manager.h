@@ -15,6 +15,7 @@
 
 #include "client/core/executor.h"
 #include "client/core/session.h"
+#include "client/torch/doors.h"
 #include "client/torch/grouping.h"
 #include "client/torch/managed_storage.h"
 #include "client/torch/observer.h"
@@ -29,6 +30,8 @@ struct ManagerOptions {
   SessionOptions session;
   ExecutorOptions executor;
   StepMode step = StepMode::kDeferred;
+  // The optimizers have state already: AdoptExisting for each module, then FinishAdoption, come before training.
+  bool existing_state = false;
 };
 
 struct ParameterInput {
@@ -36,6 +39,8 @@ struct ParameterInput {
   at::Tensor tensor;
   // Bytes the optimizer will keep for it, where known; reserved from the start.
   uint64_t expected_state_bytes = 0;
+  // Bytes its step needs for a while, where known: a step begins only where they are to be had.
+  uint64_t step_bytes = 0;
 };
 
 // For reports: medians are over steps.
@@ -75,6 +80,7 @@ class Manager final : public TouchHandler {
     Facet* gradients = nullptr;
     Facet* optimizer = nullptr;
     uint64_t optimizer_used = 0;  // bytes of the optimizer facet that storages have
+    uint64_t step_bytes = 0;      // other tensors' while it steps
     std::atomic<bool> pending{false};
     std::thread::id running{};    // guarded by pending_mutex_
   };
@@ -107,6 +113,10 @@ class Manager final : public TouchHandler {
   std::string StepModule(uint32_t module);
   // Steps every pending module, those on the device first.
   std::string Flush();
+  // Takes over the module's optimizer state of before the management (ManagerOptions::existing_state).
+  std::string AdoptExisting(uint32_t module);
+  // From here on the budget holds.
+  std::string FinishAdoption();
   // The boundary of a training step.
   void EndStep();
 
@@ -128,8 +138,12 @@ class Manager final : public TouchHandler {
   // Gives every storage memory of its own again and ends the session, where that fits the budget; otherwise
   // everything stays managed, loaded on demand. Returns whether it was given back.
   bool Release(std::string* error);
-  // Ends the management without a look at the budget.
+  // Does what is due and ends the management without a look at the budget. A step that fails is reported, and everything
+  // is given back all the same.
   std::string ReleaseAll();
+  bool is_open() const { return open_; }
+  // No more steps come: the manager holds no parameter any more, so that storages can die with their model.
+  void LetGo();
 
   // Ends the session; what is managed stays usable until the process ends.
   void CloseSession() {
@@ -152,7 +166,10 @@ class Manager final : public TouchHandler {
   std::string TakeGradient(Parameter& parameter);
   std::string AdoptState(uint32_t module, const std::vector<at::Tensor>& state);
   std::string RunPending(uint32_t module);
-  std::string RunStepper(uint32_t module);
+  std::string RunStepper(uint32_t module, bool adopting = false);
+  void BeforeReplace(const at::TensorBase& tensor);
+  void AfterReplace(const at::TensorBase& tensor);
+  void InChild();
   uint64_t ReserveDisk(uint64_t bytes);
   void OnStep(StepSummary summary);
   void CheckParameters();
@@ -172,6 +189,8 @@ class Manager final : public TouchHandler {
   std::atomic<bool> poisoned_{false};
   std::atomic<bool> warned_state_{false};
 
+  DataDoor data_door_;
+  ForkDoor fork_door_;
   Stepper stepper_;
   std::function<std::string(uint32_t)> gradient_complete_;
   std::function<void(const std::function<void()>&)> wait_guard_;

@@ -3,68 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterator
 
 import torch
 
 
-def _gradients(parameters: Any) -> list[torch.Tensor]:
-    if isinstance(parameters, torch.Tensor):
-        parameters = [parameters]
-    return [p.grad for p in parameters if p.grad is not None]
+class _OneByOne:
+    """torch's groups of gradients of one device and type, each cut into groups of one."""
 
+    def __init__(self, groups: dict[Any, Any]) -> None:
+        self._groups = groups
 
-def _norm_of(tensors: list[torch.Tensor], norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-    # As torch's: the norm of the norms, each computed by the same operator.
-    if not tensors:
-        return torch.tensor(0.0)
-    norms = [torch.linalg.vector_norm(t, norm_type) for t in tensors]
-    total = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), norm_type)
-    if error_if_nonfinite and torch.logical_or(total.isnan(), total.isinf()):
-        raise RuntimeError(
-            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. "
-            "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
-        )
-    return total
+    def items(self) -> Iterator[tuple[Any, tuple[list[list[torch.Tensor]], list[int]]]]:
+        for key, ([tensors], places) in self._groups.items():
+            for tensor in tensors:
+                yield key, ([[tensor]], places[:1])
 
 
 @contextlib.contextmanager
 def clipping_by_module(run: Any) -> Iterator[None]:
-    """While open, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` handle one gradient at a time, with the same bits
-    as before."""
-    utils = torch.nn.utils
-    names = ("clip_grad_norm_", "clip_grad_value_")
-    originals = {name: getattr(utils, name) for name in names}
+    """While open, torch's clipping functions handle one gradient at a time, with the same bits as before.
 
-    @torch.no_grad()
-    def clip_grad_norm_(
-        parameters: torch.Tensor | Iterable[torch.Tensor],
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> torch.Tensor:
-        gradients = _gradients(list(parameters) if not isinstance(parameters, torch.Tensor) else parameters)
-        total = _norm_of(gradients, float(norm_type), error_if_nonfinite)
-        coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(coefficient)
-        return total
+    They are changed inside, in what they group gradients by and take norms with, so that names imported before
+    (`from torch.nn.utils import clip_grad_norm_`) are changed too.
+    """
+    inside = torch.nn.utils.clip_grad
+    group, total_norm = inside._group_tensors_by_device_and_dtype, inside._get_total_norm
 
-    @torch.no_grad()
-    def clip_grad_value_(
-        parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float, foreach: bool | None = None
-    ) -> None:
-        for gradient in _gradients(list(parameters) if not isinstance(parameters, torch.Tensor) else parameters):
-            gradient.clamp_(min=-float(clip_value), max=float(clip_value))
+    def group_one_by_one(nested: list[list[torch.Tensor]], *arguments: Any) -> _OneByOne:
+        if not nested[0]:
+            run.refuse_early("clip gradients")
+        return _OneByOne(group(nested, *arguments))
 
-    replacements = {"clip_grad_norm_": clip_grad_norm_, "clip_grad_value_": clip_grad_value_}
-    for name in names:
-        setattr(utils, name, replacements[name])
-        setattr(utils.clip_grad, name, replacements[name])
+    def total_norm_or_refusal(tensors: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if not tensors:
+            run.refuse_early("clip gradients")
+        return total_norm(tensors, *arguments, **options)
+
+    inside._group_tensors_by_device_and_dtype = group_one_by_one
+    inside._get_total_norm = total_norm_or_refusal
     try:
         yield
     finally:
-        for name in names:
-            setattr(utils, name, originals[name])
-            setattr(utils.clip_grad, name, originals[name])
+        inside._group_tensors_by_device_and_dtype = group
+        inside._get_total_norm = total_norm

@@ -18,7 +18,15 @@ from torch.optim import Optimizer
 
 from . import _C
 from ._clip import clipping_by_module
-from ._optimizers import expected_state_bytes, is_known, is_separable, raw_step, snapshot_group, state_tensors
+from ._optimizers import (
+    expected_state_bytes,
+    is_known,
+    is_separable,
+    raw_step,
+    snapshot_group,
+    state_tensors,
+    step_bytes,
+)
 from ._sampling import Sampled, SamplingDriver
 from .memory import Timeline
 
@@ -107,6 +115,8 @@ class Run:
         self._manager: _C.Manager | None = None
         self._report: dict[str, Any] | None = None
         self._pending: dict[int, _Pending] = {}
+        # Parameters that have stepped in the backward since their optimizer's last step().
+        self._stepped_early: set[int] = set()
         self._steps = 0
         self._step_mode = step
         for optimizer in self._optimizers:
@@ -138,8 +148,15 @@ class Run:
                         )
         self._owners = owners
         parameters = [
-            (name, p, expected_state_bytes(*owners[id(p)], p) if id(p) in owners else 0) for name, p in named
+            (
+                name,
+                p,
+                expected_state_bytes(*owners[id(p)], p) if id(p) in owners else 0,
+                step_bytes(*owners[id(p)], p) if id(p) in owners else 0,
+            )
+            for name, p in named
         ]
+        existing_state = any(state_tensors(o, g["params"]) for o in self._optimizers for g in o.param_groups)
         self._sampling: SamplingDriver | None = None
         sampler_options = _C.SamplerOptions()
         if mode == "sampled":
@@ -161,6 +178,7 @@ class Run:
             stress=stress,
             demand_only=demand_only,
             wait_seconds=wait_seconds,
+            existing_state=existing_state,
         )
         if self._manager.session()["private_daemon"] and daemon == "auto":
             print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
@@ -174,7 +192,10 @@ class Run:
             self._sampling.begin()
             self._publish_sampling()
         self._manager.watch_gradients()
-        self._adopt_existing_state()
+        if existing_state:
+            for module in range(len(self._modules)):
+                self._manager.adopt_existing(module)
+            self._manager.finish_adoption()
         self._patch_optimizers()
         self._timeline = Timeline()
         self._timeline.__enter__()
@@ -205,6 +226,7 @@ class Run:
 
     def _patch_optimizers(self) -> None:
         self._originals: list[tuple[Optimizer, Any]] = []
+        self._zero_grads: list[tuple[Optimizer, Any]] = []
         self._hook_handles: list[Any] = []
         for optimizer in self._optimizers:
             self._originals.append((optimizer, optimizer.__dict__.get("step")))
@@ -216,8 +238,12 @@ class Run:
             optimizer.step = bound  # type: ignore[method-assign]
             # Learning-rate schedulers look for these marks to see that step() came before scheduler.step().
             optimizer.step.__func__._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-            handle = optimizer.register_state_dict_pre_hook(lambda _: self.flush())
-            self._hook_handles.append(handle)
+            self._zero_grads.append((optimizer, optimizer.__dict__.get("zero_grad")))
+            optimizer.zero_grad = types.MethodType(self._zero_grad, optimizer)  # type: ignore[method-assign]
+            self._hook_handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.flush()))
+            # What is loaded replaces the state after the steps before, and is managed from then on.
+            self._hook_handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush()))
+            self._hook_handles.append(optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_loaded_state()))
 
     def _unpatch_optimizers(self) -> None:
         for optimizer, original in self._originals:
@@ -225,10 +251,45 @@ class Run:
                 optimizer.__dict__.pop("step", None)
             else:
                 optimizer.step = original  # type: ignore[method-assign]
+        for optimizer, original in self._zero_grads:
+            if original is None:
+                optimizer.__dict__.pop("zero_grad", None)
+            else:
+                optimizer.zero_grad = original  # type: ignore[method-assign]
         for handle in self._hook_handles:
             handle.remove()
         self._originals = []
+        self._zero_grads = []
         self._hook_handles = []
+
+    @staticmethod
+    def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
+        # torch's own with foreach hands every gradient to one operator, so all would have to fit at once.
+        if set_to_none:
+            type(optimizer).zero_grad(optimizer, set_to_none=True)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    if parameter.grad.grad_fn is not None:
+                        parameter.grad.detach_()
+                    else:
+                        parameter.grad.requires_grad_(False)
+                    parameter.grad.zero_()
+
+    def _adopt_loaded_state(self) -> None:
+        assert self._manager is not None
+        for module in range(len(self._modules)):
+            self._manager.step_module(module)
+
+    def refuse_early(self, what: str) -> None:
+        """Raises where modules have stepped in the backward already, so that `what` would come too late."""
+        if self._stepped_early:
+            raise RuntimeError(
+                f"It is too late to {what}: with step=\"in_backward\" the modules have stepped during backward(), and their "
+                "gradients are gone. Use step=\"deferred\", which gives the same bits and allows everything between "
+                "backward() and step()."
+            )
 
     def _step(self, optimizer: Optimizer, closure: Any) -> Any:
         loss = None
@@ -253,8 +314,16 @@ class Run:
             options: dict[str, Any] | None = None
             parts: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parts.setdefault(self._module_of[id(parameter)], []).append(parameter)
+                self._stepped_early.discard(id(parameter))
+                if parameter.grad is None:
+                    continue
+                if id(parameter) not in self._module_of:
+                    raise RuntimeError(
+                        f"{type(optimizer).__name__} trains a tensor of shape {tuple(parameter.shape)} that was not there "
+                        "when misa.manage was called: give the memory back with run.release() and manage the model again. "
+                        "Nothing was changed by this step()."
+                    )
+                parts.setdefault(self._module_of[id(parameter)], []).append(parameter)
             for module, parameters in parts.items():
                 if options is None:
                     options = snapshot_group(group)
@@ -314,12 +383,11 @@ class Run:
                     if parameter.grad is not gradient:
                         parameter.grad = gradient
                 torch.set_grad_enabled(grad_mode)
-            actions = pending.actions
-            pending.groups, pending.gradients, pending.actions = [], [], []
+                # Done or failed half-way: never twice.
+                self._pending.pop(module, None)
             with _plain_context():
-                for action in actions:
+                for action in pending.actions:
                     action()
-            self._pending.pop(module, None)
         tensors: list[torch.Tensor] = []
         for optimizer in self._optimizers:
             tensors.extend(state_tensors(optimizer, parameters))
@@ -335,19 +403,22 @@ class Run:
                 if mine:
                     parts.setdefault(id(optimizer), (optimizer, []))[1].append((snapshot_group(group), mine))
         pending.groups.extend(parts.values())
-        pending.gradients.extend((p, p.grad) for _, groups in parts.values() for _, ps in groups for p in ps)
+        stepped = [p for _, groups in parts.values() for _, ps in groups for p in ps]
+        if not self._stepped_early.isdisjoint(map(id, stepped)):
+            pending.groups = []
+            raise RuntimeError(
+                f"A second gradient came for {self._modules[module]['name']} before step(), but with step=\"in_backward\" it "
+                "has stepped with the first already, so this step is not the one of plain training. Use step=\"deferred\" "
+                "for gradient accumulation, several backward() calls before a step(), and weights shared between reentrant "
+                "checkpoints."
+            )
+        self._stepped_early.update(map(id, stepped))
+        pending.gradients.extend((p, p.grad) for p in stepped)
         gradients = [p for p, _ in pending.gradients]
         assert self._manager is not None
         for parameter in gradients:
             parameter.grad = None
         self._manager.step_module(module)
-
-    def _adopt_existing_state(self) -> None:
-        """State the optimizer has already (a resumed run) is taken over module by module."""
-        assert self._manager is not None
-        for module in range(len(self._modules)):
-            if any(state_tensors(o, self._module_parameters[module]) for o in self._optimizers):
-                self._manager.step_module(module)
 
     def _publish_sampling(self) -> None:
         assert self._sampling is not None and self._manager is not None
@@ -463,17 +534,29 @@ class Run:
             self._timeline.__exit__(None, None, None)
             self._clip.__exit__(None, None, None)
             try:
-                self._manager.flush()
+                # Without a budget to keep, what is due needs no room: it is done when the memory is given back.
+                if keep_managed is not False:
+                    self._manager.flush()
+            finally:
                 if self._sampling is not None:
                     self._sampling.end()
                 self._report = self._make_report()
-            finally:
                 self._unpatch_optimizers()
         if keep_managed is False:
-            self._manager.release_all()
-        elif keep_managed or not self._manager.release():
+            try:
+                self._manager.release_all()
+            finally:
+                if not self._manager.is_open():
+                    self._manager = None
+                    _current = None
+            return
+        if keep_managed or not self._manager.release():
             print("misa: the model and its optimizer state do not fit the budget together; they stay managed and are "
                   "loaded on demand until the process ends or release() is called.", file=sys.stderr)
+            # Nothing steps any more; once nobody else holds the model, its memory is free.
+            self._manager.let_go()
+            self._models, self._owners, self._module_parameters, self._module_of = [], {}, [], {}
+            self._optimizers, self._sampling, self._pending = [], None, {}
             return
         self._manager = None
         _current = None
@@ -574,6 +657,15 @@ def manage(
         wait_seconds=wait_seconds,
     )
     return _current
+
+
+def _in_child() -> None:
+    # The run, its threads and its lease are the parent's.
+    global _current
+    _current = None
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @atexit.register

@@ -25,6 +25,22 @@ _STATE_COPIES: dict[type, Callable[[dict[str, Any]], float]] = {
 }
 
 
+# Temporary tensors of a step that live at once, in copies of the parameter (measured; without weight decay).
+_STEP_COPIES: dict[type, int] = {
+    torch.optim.Adam: 2,
+    torch.optim.AdamW: 2,
+    torch.optim.NAdam: 2,
+    torch.optim.RAdam: 5,
+    torch.optim.Adamax: 1,
+    torch.optim.SGD: 1,
+    torch.optim.RMSprop: 2,
+    torch.optim.Adadelta: 2,
+    torch.optim.Rprop: 3,
+    torch.optim.ASGD: 1,
+    torch.optim.Adafactor: 2,
+}
+
+
 def is_known(optimizer: Optimizer) -> bool:
     """Its class itself is listed; a subclass may do anything in its step."""
     return type(optimizer) in _STATE_COPIES
@@ -41,6 +57,17 @@ def expected_state_bytes(optimizer: Optimizer, group: dict[str, Any], parameter:
     if copies is None:
         return 0
     return int(copies(group) * parameter.numel() * parameter.element_size())
+
+
+def step_bytes(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> int:
+    """Bytes of temporary tensors that a step of one parameter needs; 0 where that is not known."""
+    if group.get("fused"):
+        return 0
+    copies = _STEP_COPIES.get(type(optimizer), 0)
+    decoupled = isinstance(optimizer, (torch.optim.AdamW, torch.optim.Adafactor)) or group.get("decoupled_weight_decay")
+    if copies and (group.get("maximize") or (group.get("weight_decay") and not decoupled)):
+        copies += 1
+    return copies * parameter.numel() * parameter.element_size()
 
 
 def raw_step(optimizer: Optimizer) -> Callable[[], Any]:
