@@ -649,12 +649,26 @@ void Manager::OnGradient(uint32_t index) {
   TORCH_CHECK(error.empty(), "misa: ", error);
   p.has_gradient = true;
   if (options_.step != StepMode::kInBackward || !gradient_complete_) return;
+  p.fresh = true;
   const Module& module = *modules_[p.module];
   for (uint32_t i : module.parameters) {
-    if (parameters_[i].tensor.requires_grad() && !parameters_[i].has_gradient) return;
+    if (parameters_[i].tensor.requires_grad() && !parameters_[i].fresh) return;
   }
   const std::string failed = gradient_complete_(p.module);
+  Settle(module.parameters);
   TORCH_CHECK(failed.empty(), "misa: ", failed);
+}
+
+std::vector<uint32_t> Manager::FreshParameters(uint32_t module) const {
+  std::vector<uint32_t> fresh;
+  for (uint32_t i : modules_[module]->parameters) {
+    if (parameters_[i].fresh) fresh.push_back(i);
+  }
+  return fresh;
+}
+
+void Manager::Settle(const std::vector<uint32_t>& parameters) {
+  for (uint32_t i : parameters) parameters_[i].fresh = false;
 }
 
 std::string Manager::TakeGradient(Parameter& p) {

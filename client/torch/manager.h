@@ -67,7 +67,8 @@ class Manager final : public TouchHandler {
     uint64_t gradient_offset = 0;
     c10::StorageImpl* storage = nullptr;  // as bound
     std::shared_ptr<void> accumulator;    // keeps the hook's node alive
-    bool has_gradient = false;            // in the present backward
+    bool has_gradient = false;            // since the last boundary
+    bool fresh = false;                   // since its last step, in StepMode::kInBackward
     policy::GradientStatistics statistics;
   };
   struct Module {
@@ -122,6 +123,10 @@ class Manager final : public TouchHandler {
 
   // In StepMode::kInBackward: called when the module's gradients are complete.
   void SetGradientComplete(std::function<std::string(uint32_t module)> call) { gradient_complete_ = std::move(call); }
+  // Of the module's parameters those that got a gradient since they last stepped; only these may step now.
+  std::vector<uint32_t> FreshParameters(uint32_t module) const;
+  // Their optimizer has stepped: gradients of before are old ones.
+  void Settle(const std::vector<uint32_t>& parameters);
   // Gradients are taken and statistics kept from now on for parameters that require one; call again after
   // requires_grad has changed.
   void WatchGradients();

@@ -147,6 +147,8 @@ class Run:
                             "none of the models given to misa.manage: give it all models. Nothing was changed."
                         )
         self._owners = owners
+        self._parameters = [p for _, p in named]
+        self._place = {id(p): i for i, p in enumerate(self._parameters)}
         parameters = [
             (
                 name,
@@ -282,6 +284,14 @@ class Run:
         for module in range(len(self._modules)):
             self._manager.step_module(module)
 
+    def _refuse_second_gradient(self, parameter: torch.Tensor) -> None:
+        name = self._modules[self._module_of[id(parameter)]]["name"]
+        raise RuntimeError(
+            f"A second gradient came for {name} before step(), but with step=\"in_backward\" it has stepped with the first "
+            "already, so this step is not the one of plain training. Use step=\"deferred\" for gradient accumulation, several "
+            "backward() calls before a step(), and weights shared between reentrant checkpoints."
+        )
+
     def refuse_early(self, what: str) -> None:
         """Raises where modules have stepped in the backward already, so that `what` would come too late."""
         if self._stepped_early:
@@ -309,12 +319,18 @@ class Run:
         manager = self._manager
         assert manager is not None
         stats = manager.take_statistics() if boundary else []
+        if self._step_mode == "in_backward":
+            mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._place]
+            for parameter in mine:
+                if parameter.grad is not None and id(parameter) in self._stepped_early:
+                    self._refuse_second_gradient(parameter)
+            manager.settle([self._place[id(p)] for p in mine])
+            self._stepped_early.difference_update(map(id, mine))
         due: dict[int, list[tuple[dict[str, Any], list[torch.Tensor]]]] = {}
         for group in optimizer.param_groups:
             options: dict[str, Any] | None = None
             parts: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:
-                self._stepped_early.discard(id(parameter))
                 if parameter.grad is None:
                     continue
                 if id(parameter) not in self._module_of:
@@ -397,25 +413,23 @@ class Run:
         """In-backward stepping: the module's gradients are there, so it steps and they go."""
         pending = self._pending.setdefault(module, _Pending())
         parts: dict[int, tuple[Optimizer, list[tuple[dict[str, Any], list[torch.Tensor]]]]] = {}
+        assert self._manager is not None
+        # A gradient of before may still be there, where zero_grad() has not come yet.
+        fresh = {id(self._parameters[i]) for i in self._manager.fresh_parameters(module)}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                mine = [p for p in group["params"] if self._module_of[id(p)] == module and p.grad is not None]
+                mine = [p for p in group["params"] if id(p) in fresh and p.grad is not None]
                 if mine:
                     parts.setdefault(id(optimizer), (optimizer, []))[1].append((snapshot_group(group), mine))
         pending.groups.extend(parts.values())
         stepped = [p for _, groups in parts.values() for _, ps in groups for p in ps]
-        if not self._stepped_early.isdisjoint(map(id, stepped)):
-            pending.groups = []
-            raise RuntimeError(
-                f"A second gradient came for {self._modules[module]['name']} before step(), but with step=\"in_backward\" it "
-                "has stepped with the first already, so this step is not the one of plain training. Use step=\"deferred\" "
-                "for gradient accumulation, several backward() calls before a step(), and weights shared between reentrant "
-                "checkpoints."
-            )
+        for parameter in stepped:
+            if id(parameter) in self._stepped_early:
+                pending.groups = []
+                self._refuse_second_gradient(parameter)
         self._stepped_early.update(map(id, stepped))
         pending.gradients.extend((p, p.grad) for p in stepped)
         gradients = [p for p, _ in pending.gradients]
-        assert self._manager is not None
         for parameter in gradients:
             parameter.grad = None
         self._manager.step_module(module)
@@ -556,6 +570,7 @@ class Run:
             # Nothing steps any more; once nobody else holds the model, its memory is free.
             self._manager.let_go()
             self._models, self._owners, self._module_parameters, self._module_of = [], {}, [], {}
+            self._parameters, self._place = [], {}
             self._optimizers, self._sampling, self._pending = [], None, {}
             return
         self._manager = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 from torch.optim import Optimizer
@@ -87,21 +87,18 @@ def snapshot_group(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors_in(inner)
+
+
 def state_tensors(optimizer: Optimizer, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
     """Every tensor of the optimizer's state for these parameters, nested ones too."""
-    found: list[torch.Tensor] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, dict):
-            for inner in value.values():
-                walk(inner)
-        elif isinstance(value, (list, tuple)):
-            for inner in value:
-                walk(inner)
-
-    for parameter in parameters:
-        if parameter in optimizer.state:
-            walk(optimizer.state[parameter])
-    return found
+    # No function inside that calls itself: such a cycle would keep the tensors alive until the next garbage collection.
+    return [t for p in parameters if p in optimizer.state for t in _tensors_in(optimizer.state[p])]
