@@ -21,6 +21,8 @@ constexpr double kRetrySeconds = 0.001;
 // Spare chunks are given back to the system in parts of at least this size: a call costs more than a page.
 constexpr uint64_t kLeastRelease = 4ull << 20;
 constexpr size_t kTransfersInFlight = 2;
+// Room for their pointers is reserved once: uses look facets up without the lock while others are still added.
+constexpr size_t kMostFacets = 1 << 18;
 // After a failed unload, for how long the same facet is left alone.
 constexpr auto kUnloadPause = std::chrono::seconds(1);
 
@@ -67,6 +69,7 @@ Executor::Executor(std::unique_ptr<ChunkSpace> space, std::unique_ptr<Link> link
       options_(options),
       step_start_(Clock::now()),
       rate_mark_(Clock::now()) {
+  facets_.reserve(kMostFacets);
   mover_ = std::thread([this] { MoveLoop(); });
 }
 
@@ -101,6 +104,12 @@ Facet* Executor::AddFacet(uint32_t module, FacetKind kind, uint64_t bytes, uint6
   facet->disk_offset = disk_offset;
   facet->name = std::move(name);
   Lock lock(mutex_);
+  if (facets_.size() == kMostFacets) {
+    ChunkSpace::FreeAddress(address, bytes);
+    *error = "A session manages at most " + std::to_string(kMostFacets) + " facets; " + facet->name +
+             " is one too many: nothing was changed.";
+    return nullptr;
+  }
   facet->id = static_cast<uint32_t>(facets_.size());
   facets_.push_back(std::move(facet));
   return facets_.back().get();
@@ -805,10 +814,10 @@ void Executor::FinishStepIfDue(Lock& lock) {
 }
 
 std::string Executor::OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest) {
+  Lock lock(mutex_);
   for (const policy::Action& action : plan->actions) {
     if (action.facet >= facets_.size()) return "The plan names a facet that this trainer does not have.";
   }
-  Lock lock(mutex_);
   return follower_.Offer(std::move(plan), version, trace_digest);
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -86,6 +87,7 @@ Rig::Rig(RigOptions options) : disk(std::make_shared<Disk>(options.disk_bytes)),
 }
 
 Rig::~Rig() {
+  EXPECT_FALSE(link->overlapped());
   executor.reset();
   EXPECT_EQ(meter.pool_bytes(), 0u);
   EXPECT_EQ(meter.total_bytes(), meter.other_bytes());
@@ -141,6 +143,14 @@ std::string Rig::Check(uint32_t id, uint64_t pattern) {
 void Rig::Discard(uint32_t id) {
   executor->Discard(&facet(id));
   owner.Forget(id);
+}
+
+bool Rig::Readable(uint32_t id) {
+  const Facet& f = facet(id);
+  std::vector<char> bytes(f.bytes);
+  const iovec local{bytes.data(), bytes.size()};
+  const iovec remote{f.address, f.bytes};
+  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0;
 }
 
 void Rig::Step(const std::vector<uint32_t>& reads) {

@@ -79,6 +79,8 @@ class Rig {
   // Uses one facet for reading and compares. "" where it holds the pattern, else what was wrong.
   std::string Check(uint32_t id, uint64_t pattern);
   void Discard(uint32_t id);
+  // The facet's addresses can be read: asked of the kernel, not tried.
+  bool Readable(uint32_t id);
   // A facet's content is this pattern; only while it is in use.
   void Fill(uint32_t id, uint64_t pattern);
   bool Holds(uint32_t id, uint64_t pattern);

@@ -57,7 +57,9 @@ TEST(Executor, ContentLeavesAndComesBackToTheSameAddress) {
   rig.SendAway();
   EXPECT_EQ(rig.state(a), FacetState::kAway);
   EXPECT_FALSE(rig.owner.attached(a));
+  EXPECT_FALSE(rig.Readable(a));  // a stray access is a fault, never another facet's bytes
   EXPECT_EQ(rig.Check(a, 7), "");
+  EXPECT_TRUE(rig.Readable(a));
   EXPECT_EQ(rig.state(a), FacetState::kDevice);
   EXPECT_TRUE(rig.owner.attached(a));
   EXPECT_EQ(rig.facet(a).address, address);
@@ -133,6 +135,7 @@ TEST(Executor, ADiscardDuringAnUnloadLeavesRoomForNewContent) {
   ASSERT_TRUE(rig.link->WaitHeld(kUnload, 1));
   rig.Discard(a);
   EXPECT_EQ(rig.state(a), FacetState::kEmpty);
+  EXPECT_FALSE(rig.Readable(a));
   ASSERT_EQ(rig.Create(a, 6), "");
   rig.executor->UnloadAll();
   rig.link->Release(kUnload);

@@ -60,6 +60,7 @@ void FaultyLink::Submit(const Transfer& transfer) {
   std::lock_guard<std::mutex> lock(mutex_);
   const size_t direction = Index(transfer.direction);
   ++count_[direction];
+  if (!under_way_.insert(transfer.tag).second) overlapped_ = true;
   int error = 0;
   if (count_[direction] == fail_at_[direction]) error = error_[direction];
   if (count_[0] + count_[1] == fail_at_[2]) error = error_[2];
@@ -108,6 +109,7 @@ void FaultyLink::Wait(double timeout_seconds, std::vector<Completion>* completio
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = before; i < completions->size(); ++i) {
     Completion& completion = (*completions)[i];
+    under_way_.erase(completion.tag);
     auto broken = breaking_.find({Index(completion.direction), completion.tag});
     if (broken == breaking_.end()) continue;
     completion.error = std::strerror(broken->second.first);
@@ -167,6 +169,11 @@ bool FaultyLink::WaitHeld(Transfer::Direction direction, size_t count, double de
 uint64_t FaultyLink::submitted(Transfer::Direction direction) {
   std::lock_guard<std::mutex> lock(mutex_);
   return count_[Index(direction)];
+}
+
+bool FaultyLink::overlapped() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return overlapped_;
 }
 
 uint64_t FaultyLink::submitted() {

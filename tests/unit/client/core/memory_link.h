@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,8 @@ class FaultyLink final : public Link {
 
   uint64_t submitted(Transfer::Direction direction);
   uint64_t submitted();
+  // Two transfers of one facet were under way at once: nobody could say what arrives last.
+  bool overlapped();
 
  private:
   struct Held {
@@ -82,6 +85,8 @@ class FaultyLink final : public Link {
   std::vector<Completion> failed_;
   bool hold_[2] = {false, false};
   uint64_t count_[2] = {0, 0};
+  std::set<uint64_t> under_way_;  // tags
+  bool overlapped_ = false;
   uint64_t fail_at_[3] = {0, 0, 0};  // of loads, of unloads, of both
   int error_[3] = {0, 0, 0};
   double probability_ = 0;
