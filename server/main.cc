@@ -53,12 +53,14 @@ int main(int argc, char** argv) {
   bool check = false;
   bool version = false;
   bool private_daemon = false;
+  bool remove_runtime_dir = false;
   int parent_pid = 0;
   double drain_seconds = 5;
   app.add_option("--config", config_path, "Configuration file (default: " + std::string(kDefaultConfig) + " where it exists)");
   app.add_flag("--check-config", check, "Check the configuration, say what is wrong with it, and exit");
   app.add_flag("--version", version, "Print the version and exit");
   app.add_flag("--private", private_daemon, "Serve one trainer, and exit with its last session");
+  app.add_flag("--remove-runtime-dir", remove_runtime_dir, "With --private: remove the runtime directory at the end");
   app.add_option("--parent-pid", parent_pid, "With --private: exit when this process ends")->check(CLI::PositiveNumber);
   app.add_option("--drain-seconds", drain_seconds, "Wait this long for sessions to end when told to stop")
       ->check(CLI::Range(0.0, 3600.0));
@@ -168,5 +170,10 @@ int main(int argc, char** argv) {
     ExitHardAfter(10);
   }
   daemon.Stop();
+  if (private_daemon && remove_runtime_dir) {
+    // The trainer that made the directory may have died without a chance to remove it.
+    std::error_code ignored;
+    std::filesystem::remove_all(runtime_dir, ignored);
+  }
   return 0;
 }

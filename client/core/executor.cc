@@ -378,7 +378,7 @@ bool Executor::HasRoomFor(const Facet& facet) const {
   const uint64_t spare = space_->spare_bytes();
   if (spare >= facet.bytes) return true;
   if (spare + space_->empty_bytes() < facet.bytes) return false;
-  return meter_->total_bytes() + (facet.bytes - spare) <= meter_->budget_bytes();
+  return meter_->total_bytes() - meter_->kept_bytes() + (facet.bytes - spare) <= meter_->budget_bytes();
 }
 
 // Takes chunks for a facet, whose state no other thread changes meanwhile. The budget's part is counted here.
@@ -606,7 +606,7 @@ bool Executor::PopLoad(Lock& lock, Facet** out, std::vector<Extent>* empty) {
     if (!f->demanded) {
       const uint64_t spare = space_->spare_bytes();
       const uint64_t fresh = f->bytes > spare ? f->bytes - spare : 0;
-      if (fresh > 0 && meter_->total_bytes() + fresh + kLeastRelease > meter_->budget_bytes()) return false;
+      if (fresh > 0 && meter_->total_bytes() - meter_->kept_bytes() + fresh + kLeastRelease > meter_->budget_bytes()) return false;
     }
     if (!TryTake(f, empty)) return false;
     f->queued = false;

@@ -32,6 +32,24 @@ class DeviceMeter {
     total_.fetch_sub(bytes, std::memory_order_seq_cst);
   }
 
+  // Freed memory that its allocator keeps for the next tensor: still on the device, but given up on demand.
+  void MoveOtherToKept(uint64_t bytes) {
+    other_.fetch_sub(bytes, std::memory_order_relaxed);
+    kept_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  void MoveKeptToOther(uint64_t bytes) {
+    kept_.fetch_sub(bytes, std::memory_order_relaxed);
+    Raise(other_window_peak_, other_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  }
+  void SubtractKept(uint64_t bytes) {
+    kept_.fetch_sub(bytes, std::memory_order_relaxed);
+    total_.fetch_sub(bytes, std::memory_order_seq_cst);
+  }
+  uint64_t kept_bytes() const { return kept_.load(std::memory_order_relaxed); }
+  // Gives at least `bytes` of kept memory up, as far as there is any; called where an addition would pass the budget.
+  using Reclaimer = void (*)(uint64_t bytes);
+  void SetReclaimer(Reclaimer reclaimer) { reclaimer_.store(reclaimer); }
+
   bool TryAddPool(uint64_t bytes) {
     if (!TryAdd(bytes)) return false;
     pool_.fetch_add(bytes, std::memory_order_relaxed);
@@ -57,6 +75,15 @@ class DeviceMeter {
 
  private:
   bool TryAdd(uint64_t bytes) {
+    if (TryAddOnce(bytes)) return true;
+    const Reclaimer reclaimer = reclaimer_.load(std::memory_order_relaxed);
+    if (reclaimer == nullptr || kept_bytes() == 0) return false;
+    const uint64_t wanted = total_bytes() + bytes;
+    const uint64_t budget = budget_bytes();
+    if (wanted > budget) reclaimer(wanted - budget);
+    return TryAddOnce(bytes);
+  }
+  bool TryAddOnce(uint64_t bytes) {
     const uint64_t total = total_.fetch_add(bytes, std::memory_order_seq_cst) + bytes;
     if (total > budget_.load(std::memory_order_relaxed)) {
       total_.fetch_sub(bytes, std::memory_order_seq_cst);
@@ -75,6 +102,8 @@ class DeviceMeter {
   std::atomic<uint64_t> total_{0};
   std::atomic<uint64_t> other_{0};
   std::atomic<uint64_t> pool_{0};
+  std::atomic<uint64_t> kept_{0};
+  std::atomic<Reclaimer> reclaimer_{nullptr};
   std::atomic<uint64_t> peak_{0};
   std::atomic<uint64_t> other_window_peak_{0};
 };

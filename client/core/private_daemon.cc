@@ -80,8 +80,8 @@ std::unique_ptr<PrivateDaemon> PrivateDaemon::Start(const PrivateDaemonOptions& 
   posix_spawn_file_actions_adddup2(&actions, ready[1], STDOUT_FILENO);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   const std::string parent = std::to_string(getpid());
-  std::vector<const char*> arguments = {binary.c_str(), "--private", "--parent-pid", parent.c_str(),
-                                        "--config",     config.c_str(), nullptr};
+  std::vector<const char*> arguments = {binary.c_str(), "--private", "--parent-pid", parent.c_str(), "--config",
+                                        config.c_str(), "--remove-runtime-dir", "--drain-seconds", "1", nullptr};
   pid_t pid = 0;
   const int result = posix_spawnp(&pid, binary.c_str(), &actions, nullptr, const_cast<char**>(arguments.data()), environ);
   posix_spawn_file_actions_destroy(&actions);

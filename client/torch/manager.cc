@@ -78,7 +78,7 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   }
   if (inputs.empty()) return "The model has no parameters: there is nothing to manage.";
 
-  KeepNothingFreed();
+  ServeManaged();
 
   // Parameters, and the modules they make up. Parameters over one storage have one owner, the first.
   std::vector<ParameterShape> shapes;
@@ -356,6 +356,7 @@ std::string Manager::ReleaseAll() {
   if (!error.empty()) return error;
   SetTouchHandler(nullptr);
   SetRoomMaker(nullptr);
+  GiveBackFreed();
   SetDataDoor(nullptr);
   SetForkDoor(nullptr);
   open_ = false;
@@ -697,7 +698,7 @@ std::string Manager::TakeGradient(Parameter& p) {
   }
   Module& module = *modules_[p.module];
   if (!whole || count * gradient.element_size() < kAlignment || options_.step == StepMode::kInBackward ||
-      module.gradients == nullptr) {
+      module.gradients == nullptr || !take_gradients_) {
     if (gradient.is_non_overlapping_and_dense()) measure(nullptr);
     return "";
   }
@@ -758,6 +759,7 @@ void Manager::OnStep(StepSummary summary) {
   report.device_bytes = DeviceMeter::Get().total_bytes();
   report.pool_backed_bytes = DeviceMeter::Get().pool_bytes();
   if (!report.problem.empty()) Notice(report.problem);
+  DecideGradients(*summary.trace);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     report.statistics = std::move(finished_statistics_);
@@ -784,6 +786,21 @@ void Manager::OnStep(StepSummary summary) {
   }
   report.summary = std::move(summary);
   session_->Report(std::move(report));
+}
+
+// Where everything fits anyway, gradients stay in the memory autograd gave them: moving them costs a pass over each.
+void Manager::DecideGradients(const policy::Trace& trace) {
+  uint64_t other = 0;
+  for (const policy::TraceEntry& entry : trace.entries) other = std::max(other, entry.other_bytes);
+  uint64_t needed = other;
+  for (size_t i = 0; i < executor_->facet_count(); ++i) {
+    const Facet& facet = *executor_->facet(static_cast<uint32_t>(i));
+    // Gradients that are not taken are among the other tensors already.
+    if (facet.kind != FacetKind::kGradients || take_gradients_) needed += facet.bytes;
+  }
+  // Two marks, so that a borderline case does not go to and fro.
+  const double share = static_cast<double>(needed) / static_cast<double>(DeviceMeter::Get().budget_bytes());
+  take_gradients_ = options_.executor.stress || share > (take_gradients_ ? 0.85 : 0.95);
 }
 
 RunTotals Manager::Totals() {

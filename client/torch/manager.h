@@ -178,6 +178,7 @@ class Manager final : public TouchHandler {
   uint64_t ReserveDisk(uint64_t bytes);
   void OnStep(StepSummary summary);
   void CheckParameters();
+  void DecideGradients(const policy::Trace& trace);
   void Notice(std::string sentence);
   static void OnStorageGone(void* context, Facet* facet, bool last);
 
@@ -189,6 +190,7 @@ class Manager final : public TouchHandler {
   std::vector<std::unique_ptr<Module>> modules_;
   uint64_t disk_bytes_ = 0;
   bool open_ = false;
+  bool take_gradients_ = true;  // into the pool; decided at step boundaries
   std::atomic<bool> releasing_{false};
   std::atomic<bool> parameter_changed_{false};
   std::atomic<bool> poisoned_{false};

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -22,8 +23,11 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // c10's alignment of CPU tensors
 constexpr uint8_t kPriority = 20;  // above torch's own
-// Freed blocks of this size and above go back to the system: what the meter no longer counts must not stay resident.
-constexpr int kReturnThreshold = 1 << 20;
+// Freed blocks of this size and above do not stay in glibc's hands: what the meter no longer counts must not stay resident.
+constexpr int kReturnThreshold = 2 << 20;
+// Freed large blocks are kept for the next tensor of their size up to this sum; the meter counts them, and they go as soon
+// as the budget needs the room.
+constexpr uint64_t kMostKept = 1ull << 30;
 // From this size on a block is a mapping of its own in huge pages: fresh memory costs one fault for 2 MiB then, not 512.
 constexpr size_t kHugePage = 2ull << 20;
 constexpr size_t kPage = 4096;
@@ -33,8 +37,22 @@ std::atomic<bool> managed{false};
 // Blocks that are mappings of their own, by address, which is a multiple of kHugePage.
 class Mappings {
  public:
-  void* Make(size_t bytes) {
-    const size_t size = (bytes + kPage - 1) / kPage * kPage;
+  // A kept block of this very size, or null.
+  void* Reuse(size_t size) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // The one freed last is the one most likely still in the cache.
+    for (auto it = kept_.rbegin(); it != kept_.rend(); ++it) {
+      if (it->second != size) continue;
+      void* block = it->first;
+      kept_.erase(std::next(it).base());
+      sizes_[block] = size;
+      DeviceMeter::Get().MoveKeptToOther(size);
+      return block;
+    }
+    return nullptr;
+  }
+
+  void* Make(size_t size) {
     const size_t reserved = size + kHugePage;
     void* raw = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return nullptr;
@@ -48,16 +66,38 @@ class Mappings {
     sizes_[block] = size;
     return block;
   }
-  // The block's size; 0 where the address is not one of these.
-  size_t SizeOf(void* block) {
-    std::lock_guard<std::mutex> lock(mutex_);
+
+  // True where the block is one of these; it is freed or kept then.
+  bool Free(void* block) {
+    std::unique_lock<std::mutex> lock(mutex_);
     auto found = sizes_.find(block);
-    return found == sizes_.end() ? 0 : found->second;
+    if (found == sizes_.end()) return false;
+    const size_t size = found->second;
+    sizes_.erase(found);
+    DeviceMeter& meter = DeviceMeter::Get();
+    if (managed.load(std::memory_order_relaxed) && meter.kept_bytes() + size <= kMostKept) {
+      kept_.emplace_back(block, size);
+      meter.MoveOtherToKept(size);
+      return true;
+    }
+    // Unmapped while it is still locked out: once it is, the address may be another block's.
+    munmap(block, size);
+    meter.SubtractOther(size);
+    return true;
   }
-  void Forget(void* block) {
+
+  void Reclaim(uint64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    sizes_.erase(block);
+    uint64_t given = 0;
+    while (given < bytes && !kept_.empty()) {
+      const auto [block, size] = kept_.front();
+      kept_.pop_front();
+      munmap(block, size);
+      DeviceMeter::Get().SubtractKept(size);
+      given += size;
+    }
   }
+
   static Mappings& Get() {
     static Mappings* mappings = new Mappings;  // tensors may die after static destructors
     return *mappings;
@@ -65,7 +105,8 @@ class Mappings {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<void*, size_t> sizes_;
+  std::unordered_map<void*, size_t> sizes_;      // blocks in use
+  std::deque<std::pair<void*, size_t>> kept_;    // freed, in the order of their freeing
 };
 
 using RoomMaker = std::function<std::string(uint64_t)>;
@@ -73,31 +114,10 @@ std::atomic<std::shared_ptr<const RoomMaker>> room_maker;
 
 void Free(void* pointer) {
   if (pointer == nullptr) return;
-  if (reinterpret_cast<uintptr_t>(pointer) % kHugePage == 0) {
-    if (const size_t size = Mappings::Get().SizeOf(pointer); size > 0) {
-      // Forgotten first: once it is unmapped the address may be another block's.
-      Mappings::Get().Forget(pointer);
-      munmap(pointer, size);
-      DeviceMeter::Get().SubtractOther(size);
-      return;
-    }
-  }
+  if (reinterpret_cast<uintptr_t>(pointer) % kHugePage == 0 && Mappings::Get().Free(pointer)) return;
   const size_t size = malloc_usable_size(pointer);
   free(pointer);
   DeviceMeter::Get().SubtractOther(size);
-}
-
-// Memory for `bytes` and the bytes it really takes; null where the system has none.
-void* Take(size_t bytes, uint64_t* taken) {
-  if (bytes >= kHugePage && managed.load(std::memory_order_relaxed)) {
-    void* block = Mappings::Get().Make(bytes);
-    *taken = (bytes + kPage - 1) / kPage * kPage;
-    return block;
-  }
-  void* pointer = nullptr;
-  if (posix_memalign(&pointer, kAlignment, bytes) != 0) return nullptr;
-  *taken = malloc_usable_size(pointer);
-  return pointer;
 }
 
 class MeteringAllocator final : public c10::Allocator {
@@ -105,8 +125,18 @@ class MeteringAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &Free, cpu};
+    void* pointer = nullptr;
     uint64_t usable = 0;
-    void* pointer = Take(bytes, &usable);
+    if (bytes >= kHugePage && managed.load(std::memory_order_relaxed)) {
+      usable = (bytes + kPage - 1) / kPage * kPage;
+      pointer = Mappings::Get().Reuse(usable);
+      if (pointer != nullptr) return {pointer, pointer, &Free, cpu};  // counted all the time
+      pointer = Mappings::Get().Make(usable);
+    } else if (posix_memalign(&pointer, kAlignment, bytes) == 0) {
+      usable = malloc_usable_size(pointer);
+    } else {
+      pointer = nullptr;
+    }
     TORCH_CHECK(pointer != nullptr, "The system has no memory for a tensor of ", FormatByteSize(bytes), ".");
     // Pages come with the first write, so counting after the allocation is still counting before the use.
     DeviceMeter& meter = DeviceMeter::Get();
@@ -140,12 +170,18 @@ void InstallMeteringAllocator() {
   });
 }
 
-void KeepNothingFreed() {
+void ServeManaged() {
   // glibc raises the threshold by itself and then keeps what is freed: the cgroup would see more than the meter.
   mallopt(M_MMAP_THRESHOLD, kReturnThreshold);
   mallopt(M_TRIM_THRESHOLD, 4 * kReturnThreshold);
   malloc_trim(0);
   managed.store(true);
+  DeviceMeter::Get().SetReclaimer([](uint64_t bytes) { Mappings::Get().Reclaim(bytes); });
+}
+
+void GiveBackFreed() {
+  managed.store(false);
+  Mappings::Get().Reclaim(~0ull);
 }
 
 void SetRoomMaker(std::function<std::string(uint64_t bytes)> maker) {

@@ -11,9 +11,12 @@ namespace misa::torch_client {
 // counted.
 void InstallMeteringAllocator();
 
-// From now on freed tensors give their memory back to the system at once, and large ones are mappings of their own in huge
-// pages. Before this call allocations are what they are without misa, only counted.
-void KeepNothingFreed();
+// From now on large tensors are mappings of their own in huge pages, kept for the next one of their size when they are
+// freed as long as the budget does not need the room, and everything else goes back to the system. Before this call
+// allocations are what they are without misa, only counted.
+void ServeManaged();
+// The end of that: what was kept goes back.
+void GiveBackFreed();
 
 // Who makes room where an allocation would pass the budget: counts `bytes` as other tensors' and returns "", or a
 // sentence, which the allocation then throws. Null: allocations pass uncounted against the budget.

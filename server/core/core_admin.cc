@@ -123,7 +123,7 @@ void Core::Admin(CallId call, const v1::ListModulesRequest& request) {
     for (v1::ModuleStatus& status : DescribeModules(session)) *response.add_modules() = std::move(status);
   }
   if (!found) {
-    Fail(call, {Code::kNotFound, "there is no session \"" + request.session() + "\"; ListSessions names those there are"});
+    Fail(call, {Code::kNotFound, "there is no session \"" + request.session() + "\"; misactl sessions lists those there are"});
     return;
   }
   Answer(call, std::move(response));
@@ -160,7 +160,7 @@ void Core::Admin(CallId call, const v1::SetBudgetRequest& request) {
     if (candidate.attached() && candidate.name == request.session()) session = &candidate;
   }
   if (session == nullptr) {
-    Fail(call, {Code::kNotFound, "there is no session \"" + request.session() + "\"; ListSessions names those there are"});
+    Fail(call, {Code::kNotFound, "there is no session \"" + request.session() + "\"; misactl sessions lists those there are"});
     return;
   }
   const uint64_t budget = request.budget_bytes();

@@ -269,7 +269,8 @@ policy::PlanInput Core::MakeInput(const Session& session, uint64_t budget_bytes)
   input.facet_bytes = session.registry.FacetBytes();
   input.trace = session.trace;
   input.budget_bytes = budget_bytes;
-  input.reserve_bytes = policy_.reserve_bytes;
+  // A small budget must not be all reserve.
+  input.reserve_bytes = std::min(policy_.reserve_bytes, budget_bytes / 32);
   input.link = EffectiveLink(session);
   return input;
 }

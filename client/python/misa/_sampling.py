@@ -106,37 +106,43 @@ class SamplingDriver:
             return
         after = set(self.active_modules)
         for module in before:
+            # The options of this moment: a scheduler may change them before a deferred end is carried out.
+            ends = self._momentum_options(module)
             leaves = module not in after
-            defer(module, lambda module=module, leaves=leaves: self._end_round(module, leaves))
+            defer(module, lambda ends=ends, leaves=leaves: self._end_round(ends, leaves))
         self._apply()
         for module in before:
             if module not in after:
                 for parameter in self._parameters[module]:
                     parameter.grad = None
 
-    @torch.no_grad()
-    def _end_round(self, module: int, leaves: bool) -> None:
-        """The paper's last step of a round, theta -= lr * beta1 / (1 - beta1) * m / sqrt(v + eps) (arXiv 2511.00056), for
-        optimizers that keep Adam's moments; then the state of a module that leaves is cleared."""
+    def _momentum_options(self, module: int) -> list[tuple[Optimizer, torch.Tensor, float, float, float]]:
+        """(optimizer, parameter, lr, beta1, eps) of the module's parameters; beta1 and eps are 0 where there are none."""
+        found = []
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 members = {id(p) for p in group["params"]}
                 for parameter in self._parameters[module]:
-                    if id(parameter) not in members:
-                        continue
-                    state = optimizer.state.get(parameter)
-                    if not state:
-                        continue
-                    if "exp_avg" in state and "exp_avg_sq" in state:
-                        beta1 = float(group["betas"][0])
-                        second = state.get("max_exp_avg_sq", state["exp_avg_sq"])
-                        denominator = second.add(float(group["eps"])).sqrt_()
-                        parameter.addcdiv_(
-                            state["exp_avg"], denominator, value=-float(group["lr"]) * beta1 / (1.0 - beta1)
-                        )
-                        del denominator
-                    if leaves:
-                        del optimizer.state[parameter]
+                    if id(parameter) in members:
+                        beta1 = float(group["betas"][0]) if "betas" in group else 0.0
+                        found.append((optimizer, parameter, float(group["lr"]), beta1, float(group.get("eps", 0.0))))
+        return found
+
+    @torch.no_grad()
+    def _end_round(self, ends: list[tuple[Optimizer, torch.Tensor, float, float, float]], leaves: bool) -> None:
+        """The paper's last step of a round, theta -= lr * beta1 / (1 - beta1) * m / sqrt(v + eps) (arXiv 2511.00056), for
+        optimizers that keep Adam's moments; then the state of a module that leaves is cleared."""
+        for optimizer, parameter, lr, beta1, eps in ends:
+            state = optimizer.state.get(parameter)
+            if not state:
+                continue
+            if "exp_avg" in state and "exp_avg_sq" in state:
+                second = state.get("max_exp_avg_sq", state["exp_avg_sq"])
+                denominator = second.add(eps).sqrt_()
+                parameter.addcdiv_(state["exp_avg"], denominator, value=-lr * beta1 / (1.0 - beta1))
+                del denominator
+            if leaves:
+                del optimizer.state[parameter]
 
 
 class SampledReference:
