@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 MISAD = ROOT / "build/bin/misad"
@@ -104,15 +105,16 @@ class Misad:
 
 
 class TrainerProcess:
-    """A Python program that may print lines for the test to wait for."""
+    """tests/python/trainer.py with its settings, or a program given as text."""
 
-    def __init__(self, folder: Path, program: str, *arguments: object, environment: dict[str, str] | None = None) -> None:
-        self.script = folder / f"trainer-{time.monotonic_ns()}.py"
-        self.script.write_text(program, encoding="utf-8")
-        self.error_path = self.script.with_suffix(".err")
+    def __init__(self, folder: Path, *, program: str | None = None, environment: dict[str, str] | None = None,
+                 **settings: Any) -> None:
+        self.error_path = folder / f"trainer-{time.monotonic_ns()}.err"
+        command = ["-m", "tests.python.trainer", json.dumps(settings)] if program is None else ["-c", program]
         with open(self.error_path, "wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, self.script, *map(str, arguments)],
+                [sys.executable, *command],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -149,6 +151,12 @@ class TrainerProcess:
                 raise AssertionError(f"no line {start!r} from the trainer; stderr: {self.errors()}")
             if line.startswith(start):
                 return line[len(start) :].strip()
+
+    def go_on(self) -> None:
+        """Answers `wait_at`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def kill(self) -> None:
         self.process.kill()
