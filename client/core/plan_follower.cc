@@ -1,6 +1,7 @@
 #include "client/core/plan_follower.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace misa {
 namespace {
@@ -23,11 +24,15 @@ uint64_t PlanFollower::GroupHash(const policy::Use* uses, size_t count) {
 }
 
 void PlanFollower::Begin(const policy::Use* uses, size_t count, double compute_seconds, uint64_t other_bytes) {
-  if (!recording_.entries.empty()) {
+  if (!recording_.entries.empty() && !cut_off_) {
     recording_.entries.back().compute_seconds = compute_seconds;
     recording_.entries.back().other_bytes = other_bytes;
   }
-  recording_.entries.push_back({{uses, uses + count}, 0, 0});
+  if (recording_.entries.size() < kMostPositions) {
+    recording_.entries.push_back({{uses, uses + count}, 0, 0});
+  } else {
+    cut_off_ = true;
+  }
   if (!expected_) return;
   const uint64_t hash = GroupHash(uses, count);
   const auto size = static_cast<uint32_t>(expected_groups_.size());
@@ -45,7 +50,7 @@ void PlanFollower::Begin(const policy::Use* uses, size_t count, double compute_s
 }
 
 void PlanFollower::AddAccess(uint32_t facet, uint8_t access) {
-  if (recording_.entries.empty()) return;
+  if (recording_.entries.empty() || cut_off_) return;
   for (policy::Use& use : recording_.entries.back().uses) {
     if (use.facet == facet) use.access |= access;
   }
@@ -68,12 +73,14 @@ std::shared_ptr<const policy::Trace> PlanFollower::EndStep(double compute_second
   }
   const auto last = std::make_shared<const policy::Trace>(std::move(recording_));
   recording_ = {};
-  recording_.entries.reserve(last->entries.size() + 8);
-  const uint64_t digest = policy::Digest(*last);
-  previous_digest_ = expected_digest_;
-  if (digest != expected_digest_ || !expected_) {
-    InstallExpected(last);
-    expected_digest_ = digest;
+  if (!std::exchange(cut_off_, false)) {
+    recording_.entries.reserve(last->entries.size() + 8);
+    const uint64_t digest = policy::Digest(*last);
+    previous_digest_ = expected_ ? expected_digest_ : digest;
+    if (digest != expected_digest_ || !expected_) {
+      InstallExpected(last);
+      expected_digest_ = digest;
+    }
   }
   begun_ = false;
   cursor_ = 0;
@@ -98,7 +105,7 @@ void PlanFollower::InstallExpected(std::shared_ptr<const policy::Trace> trace) {
 }
 
 std::string PlanFollower::Offer(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest) {
-  if (trace_digest != expected_digest_ && trace_digest != previous_digest_) {
+  if (!expected_ || (trace_digest != expected_digest_ && trace_digest != previous_digest_)) {
     return "The plan is for another trace than the last steps had; the old plan stays.";
   }
   offered_ = std::move(plan);

@@ -15,6 +15,10 @@ namespace misa {
 // Not thread-safe; the executor's lock guards it.
 class PlanFollower {
  public:
+  // Of one step. What follows in the same step is executed like all else, but not recorded: a step that never ends (an
+  // evaluation over a whole data set) must not fill the memory. It is not taken for a period then.
+  static constexpr size_t kMostPositions = 1 << 19;
+
   // A new position of the step begins. Seconds since the previous position's begin, stalls taken out, and the peak of
   // other tensors since then, go to the previous position.
   void Begin(const policy::Use* uses, size_t count, double compute_seconds, uint64_t other_bytes);
@@ -49,6 +53,7 @@ class PlanFollower {
   void InstallExpected(std::shared_ptr<const policy::Trace> trace);
 
   policy::Trace recording_;
+  bool cut_off_ = false;  // the step had more positions than are recorded
   std::shared_ptr<const policy::Trace> expected_;
   std::vector<uint64_t> expected_groups_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> positions_;  // facet -> its positions, ascending

@@ -571,7 +571,7 @@ TEST(Executor, AGroupThatFailsLeavesNoDemandBehind) {
   EXPECT_EQ(rig.state(b), FacetState::kAway);
 }
 
-// The leased chunks may be fewer than the budget: the sentence must not recommend a budget below the present one.
+// The leased chunks may be fewer than the budget: it is they that are too few then.
 TEST(Executor, WhereTheChunksAreTooFewTheSentenceSaysSo) {
   Rig rig({.space_bytes = 4 * kChunk, .budget_bytes = 100 * kChunk});
   const uint32_t a = rig.Add(3);
@@ -580,8 +580,8 @@ TEST(Executor, WhereTheChunksAreTooFewTheSentenceSaysSo) {
   const policy::Use held{a, kRead};
   ASSERT_EQ(rig.executor->Use(&held, 1, true), "");
   const std::string error = rig.Create(b, 2);
-  EXPECT_THAT(error, HasSubstr("leased"));
-  EXPECT_EQ(SmallestNamed(error), 0u) << error;
+  EXPECT_THAT(error, HasSubstr("leased memory of 16KiB is too small for facet1"));
+  EXPECT_THAT(error, HasSubstr("needs 24KiB"));
   rig.executor->EndUse(&held, 1);
   EXPECT_EQ(rig.Create(b, 2), "");
   EXPECT_EQ(rig.Check(a, 1), "");

@@ -1,0 +1,270 @@
+#include "client/core/plan_follower.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdint>
+
+namespace misa {
+namespace {
+
+using policy::Action;
+using policy::kCreate;
+using policy::kDiscard;
+using policy::kRead;
+using policy::kWrite;
+using policy::Use;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Group = std::vector<Use>;
+
+class Follower {
+ public:
+  void Begin(const Group& group, double seconds = 0, uint64_t other = 0) {
+    follower.Begin(group.data(), group.size(), seconds, other);
+  }
+  std::shared_ptr<const policy::Trace> Step(const std::vector<Group>& groups) {
+    for (const Group& group : groups) Begin(group);
+    return follower.EndStep(0, 0);
+  }
+  std::string Offer(std::vector<Action> actions, uint64_t version, uint64_t digest) {
+    auto plan = std::make_shared<policy::Plan>();
+    plan->actions = std::move(actions);
+    return follower.Offer(plan, version, digest);
+  }
+  std::vector<Action> Due() {
+    std::vector<Action> due;
+    follower.TakeDue(&due);
+    return due;
+  }
+  std::vector<Action> Rest() {
+    std::vector<Action> rest;
+    follower.TakeRest(&rest);
+    return rest;
+  }
+
+  PlanFollower follower;
+};
+
+Group Reads(uint32_t facet) { return {{facet, kRead}}; }
+
+TEST(PlanFollower, RecordsPositionsTimesAndOtherBytes) {
+  Follower f;
+  f.Begin(Reads(1), 99, 99);  // there is no position before the first
+  f.Begin({{2, kRead}, {3, kWrite}}, 0.5, 100);
+  f.follower.AddAccess(2, kWrite);
+  f.follower.AddAccess(7, kWrite);  // not of this position
+  f.Begin(Reads(1), 0.25, 200);
+  const auto trace = f.follower.EndStep(0.125, 300);
+  ASSERT_EQ(trace->entries.size(), 3u);
+  EXPECT_EQ(trace->entries[0].uses, Reads(1));
+  EXPECT_EQ(trace->entries[1].uses, (Group{{2, kRead | kWrite}, {3, kWrite}}));
+  EXPECT_EQ(trace->entries[0].compute_seconds, 0.5);
+  EXPECT_EQ(trace->entries[1].compute_seconds, 0.25);
+  EXPECT_EQ(trace->entries[2].compute_seconds, 0.125);
+  EXPECT_EQ(trace->entries[0].other_bytes, 100u);
+  EXPECT_EQ(trace->entries[1].other_bytes, 200u);
+  EXPECT_EQ(trace->entries[2].other_bytes, 300u);
+  EXPECT_EQ(f.follower.digest(), policy::Digest(*trace));
+}
+
+TEST(PlanFollower, EqualStepsHaveOneDigestWhateverTheirTimes) {
+  Follower f;
+  f.Begin(Reads(1));
+  f.Begin(Reads(2), 1, 1);
+  f.follower.EndStep(1, 1);
+  const uint64_t first = f.follower.digest();
+  f.Begin(Reads(1));
+  f.Begin(Reads(2), 5, 5);
+  f.follower.EndStep(7, 7);
+  EXPECT_EQ(f.follower.digest(), first);
+  f.Step({Reads(2), Reads(1)});
+  EXPECT_NE(f.follower.digest(), first);
+  f.Step({{{1, kRead}, {2, kRead}}});
+  EXPECT_NE(f.follower.digest(), first);
+  f.Step({Reads(1), {{2, kRead | kWrite}}});
+  EXPECT_NE(f.follower.digest(), first);
+  f.Step({Reads(1), Reads(2)});
+  EXPECT_EQ(f.follower.digest(), first);
+}
+
+TEST(PlanFollower, ADiscardMarksTheLastUse) {
+  Follower f;
+  f.Begin(Reads(1));
+  f.Begin(Reads(2));
+  f.Begin(Reads(1));
+  f.Begin(Reads(3));
+  f.follower.MarkDiscard(1);
+  f.follower.MarkDiscard(9);  // never used: nothing to mark
+  const auto trace = f.follower.EndStep(0, 0);
+  EXPECT_EQ(trace->entries[0].uses[0].access, kRead);
+  EXPECT_EQ(trace->entries[2].uses[0].access, kRead | kDiscard);
+  EXPECT_EQ(trace->entries[3].uses[0].access, kRead);
+}
+
+TEST(PlanFollower, ADiscardBeforeAnyUseOfTheStepMarksNothing) {
+  Follower f;
+  f.Step({Reads(1), Reads(2)});
+  f.Begin(Reads(2));
+  f.follower.MarkDiscard(1);
+  f.Begin({{1, kCreate | kWrite}});
+  const auto trace = f.follower.EndStep(0, 0);
+  EXPECT_EQ(trace->entries[0].uses[0].access, kRead);
+  EXPECT_EQ(trace->entries[1].uses[0].access, kCreate | kWrite);
+}
+
+TEST(PlanFollower, ActionsComeDueInOrder) {
+  Follower f;
+  f.Step({Reads(0), Reads(1), Reads(2), Reads(3)});
+  const std::vector<Action> plan = {{0, Action::kLoad, 1},   {0, Action::kUnload, 0}, {1, Action::kLoad, 2},
+                                    {1, Action::kUnload, 1}, {2, Action::kLoad, 3},   {3, Action::kUnload, 3}};
+  ASSERT_EQ(f.Offer(plan, 1, f.follower.digest()), "");
+  // Not before the next boundary.
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), IsEmpty());
+  EXPECT_EQ(f.follower.version(), 0u);
+  f.Step({Reads(1), Reads(2), Reads(3)});
+  EXPECT_EQ(f.follower.version(), 1u);
+  EXPECT_THAT(f.Due(), IsEmpty());  // no position of this step has begun
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));  // a load when its position begins, an unload when the next does
+  EXPECT_THAT(f.Due(), IsEmpty());
+  f.Begin(Reads(1));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[1], plan[2]));
+  f.Begin(Reads(2));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[3], plan[4]));
+  f.Begin(Reads(3));
+  EXPECT_THAT(f.Due(), IsEmpty());
+  EXPECT_THAT(f.Rest(), ElementsAre(plan[5]));
+  EXPECT_THAT(f.Rest(), IsEmpty());
+  f.follower.EndStep(0, 0);
+  // And from the start again.
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));
+  EXPECT_EQ(f.follower.departures(), 0u);
+}
+
+TEST(PlanFollower, ASkippedPositionIsCaughtUp) {
+  Follower f;
+  f.Step({Reads(0), Reads(1), Reads(2), Reads(3)});
+  ASSERT_EQ(f.Offer({{1, Action::kUnload, 0}, {2, Action::kLoad, 3}, {3, Action::kLoad, 0}}, 1, f.follower.digest()), "");
+  f.Step({Reads(0), Reads(1), Reads(2), Reads(3)});
+  f.Begin(Reads(0));
+  f.Begin(Reads(2));  // 1 was left out
+  EXPECT_EQ(f.follower.departures(), 1u);
+  EXPECT_EQ(f.follower.cursor(), 2u);
+  EXPECT_THAT(f.Due(), ElementsAre(Action{1, Action::kUnload, 0}, Action{2, Action::kLoad, 3}));
+  f.Begin(Reads(3));
+  EXPECT_EQ(f.follower.departures(), 1u);
+  EXPECT_EQ(f.follower.cursor(), 3u);
+}
+
+TEST(PlanFollower, AnUnknownPositionLeavesTheCursorWhereItIs) {
+  Follower f;
+  f.Step({Reads(0), Reads(1), Reads(2)});
+  f.Begin(Reads(0));
+  f.Begin(Reads(50));
+  f.Begin(Reads(51));
+  EXPECT_EQ(f.follower.departures(), 2u);
+  EXPECT_EQ(f.follower.cursor(), 0u);
+  f.Begin(Reads(1));
+  EXPECT_EQ(f.follower.departures(), 2u);
+  EXPECT_EQ(f.follower.cursor(), 1u);
+}
+
+TEST(PlanFollower, OrderWithinAGroupAndAccessDoNotMatterForFollowing) {
+  Follower f;
+  f.Step({{{0, kRead}, {1, kRead}}, Reads(2)});
+  f.Begin({{1, kWrite}, {0, kRead}});
+  f.Begin(Reads(2));
+  EXPECT_EQ(f.follower.departures(), 0u);
+  EXPECT_EQ(f.follower.cursor(), 1u);
+}
+
+TEST(PlanFollower, AStepUnlikeAnyOtherLeavesNoPlanUndone) {
+  Follower f;
+  const std::vector<Group> training = {Reads(0), Reads(1), Reads(2)};
+  f.Step(training);
+  const std::vector<Action> plan = {{0, Action::kLoad, 1}, {2, Action::kUnload, 2}};
+  ASSERT_EQ(f.Offer(plan, 1, f.follower.digest()), "");
+  f.Step(training);
+  // An evaluation in between: only the beginning of a step.
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));
+  EXPECT_THAT(f.Rest(), ElementsAre(plan[1]));
+  f.follower.EndStep(0, 0);
+  f.Step(training);
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));
+  EXPECT_EQ(f.follower.version(), 1u);
+}
+
+TEST(PlanFollower, WithoutAMatchingPositionNothingIsDue) {
+  Follower f;
+  f.Step({Reads(0), Reads(1)});
+  ASSERT_EQ(f.Offer({{0, Action::kLoad, 1}}, 1, f.follower.digest()), "");
+  f.Step({Reads(0), Reads(1)});
+  f.Begin(Reads(7));
+  EXPECT_THAT(f.Due(), IsEmpty());
+  EXPECT_THAT(f.Rest(), IsEmpty());
+}
+
+TEST(PlanFollower, RefusesAPlanForAnotherTrace) {
+  Follower f;
+  EXPECT_THAT(f.Offer({}, 1, 0), HasSubstr("another trace"));  // nothing was recorded yet
+  f.Step({Reads(0)});
+  const uint64_t digest = f.follower.digest();
+  EXPECT_THAT(f.Offer({}, 1, 0), HasSubstr("another trace"));
+  EXPECT_THAT(f.Offer({}, 1, digest + 1), HasSubstr("another trace"));
+  EXPECT_EQ(f.Offer({}, 2, digest), "");
+  f.Step({Reads(1)});
+  EXPECT_EQ(f.follower.version(), 2u);
+  // The daemon's answer may come a step late.
+  EXPECT_EQ(f.Offer({}, 3, digest), "");
+  f.Step({Reads(1)});
+  EXPECT_EQ(f.follower.version(), 3u);
+  EXPECT_THAT(f.Offer({}, 4, digest), HasSubstr("another trace"));
+  EXPECT_EQ(f.follower.version(), 3u);
+}
+
+TEST(PlanFollower, KnowsTheDistanceToTheNextUse) {
+  Follower f;
+  EXPECT_FALSE(f.follower.knows_trace());
+  EXPECT_EQ(f.follower.NextUse(0), UINT32_MAX);
+  f.Step({Reads(0), Reads(1), Reads(0), Reads(2)});
+  EXPECT_TRUE(f.follower.knows_trace());
+  EXPECT_EQ(f.follower.NextUse(0), 0u);
+  EXPECT_EQ(f.follower.NextUse(2), 3u);
+  EXPECT_EQ(f.follower.NextUse(9), UINT32_MAX);
+  f.Begin(Reads(0));
+  EXPECT_EQ(f.follower.NextUse(1), 0u);
+  EXPECT_EQ(f.follower.NextUse(0), 1u);
+  f.Begin(Reads(1));
+  f.Begin(Reads(0));
+  EXPECT_EQ(f.follower.NextUse(2), 0u);
+  EXPECT_EQ(f.follower.NextUse(0), 1u);  // the next step's first
+  EXPECT_EQ(f.follower.NextUse(1), 2u);
+  f.Begin(Reads(2));
+  EXPECT_EQ(f.follower.NextUse(0), 0u);
+  EXPECT_EQ(f.follower.NextUse(2), 3u);
+}
+
+// An evaluation over a whole data set has no step's end: what is recorded of it must have one.
+TEST(PlanFollower, AStepWithoutAnEndIsNotRecordedForEver) {
+  Follower f;
+  const std::vector<Group> training = {Reads(0), Reads(1)};
+  f.Step(training);
+  const uint64_t digest = f.follower.digest();
+  for (size_t i = 0; i < PlanFollower::kMostPositions + 1000; ++i) f.Begin(Reads(i % 2));
+  f.follower.MarkDiscard(1);
+  EXPECT_LE(f.follower.EndStep(0, 0)->entries.size(), PlanFollower::kMostPositions);
+  // What was cut off is no period to expect.
+  EXPECT_EQ(f.follower.digest(), digest);
+  EXPECT_EQ(f.follower.NextUse(1), 1u);
+  f.Step(training);
+  EXPECT_EQ(f.follower.digest(), digest);
+}
+
+}  // namespace
+}  // namespace misa
