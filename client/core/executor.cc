@@ -362,7 +362,9 @@ std::string Executor::TooSmall(const Facet* facet, uint64_t needed, const std::s
   if (facet != nullptr && pinned > space_->bytes()) {
     return "The session's leased memory of " + FormatByteSize(space_->bytes()) + " is too small for " + what + " (" +
            FormatByteSize(needed) + "): the operator that runs now needs " + FormatByteSize(pinned) +
-           " of managed memory at once. Nothing was lost.";
+           " of managed memory at once. The smallest budget that works here is " +
+           std::to_string(pinned + meter_->other_bytes()) + " bytes (" +
+           FormatByteSize(pinned + meter_->other_bytes()) + "). Nothing was lost.";
   }
   const uint64_t smallest = pinned + meter_->other_bytes() + (facet == nullptr ? needed : 0);
   // Another thread unpinned something meanwhile, or its refused allocation was counted for a moment.

@@ -167,7 +167,14 @@ void BindManager(py::module_& m) {
              });
            })
       .def("watch_gradients", &Manager::WatchGradients)
-      .def("mark_pending", &Manager::MarkPending)
+      .def("mark_pending", [](Manager& self, uint32_t module) {
+        std::string error;
+        {
+          py::gil_scoped_release release;
+          error = self.MarkPending(module);
+        }
+        Check(error);
+      })
       .def("is_pending", &Manager::IsPending)
       .def("step_module", [](Manager& self, uint32_t module) {
         std::string error;

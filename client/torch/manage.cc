@@ -430,7 +430,7 @@ void Run::Step() {
     // A second Step() before the module was touched after the first.
     if (manager.IsPending(module)) Check(manager.StepModule(module));
     pending_[module] = std::move(step);
-    manager.MarkPending(module);
+    Check(manager.MarkPending(module));
   }
   if (options_.step != StepTime::kDeferred) Check(manager.Flush());
   ++steps_;
@@ -564,7 +564,7 @@ void Run::EndSampledStep(const std::vector<ModuleStatistics>& statistics) {
     pending_[module].actions.push_back([this, module, leaves = !stays(module), moments = MomentsOf(module)] {
       EndRound(module, leaves, moments);
     });
-    manager_->MarkPending(module);
+    Check(manager_->MarkPending(module));
     if (options_.step != StepTime::kDeferred) Check(manager_->StepModule(module));
   }
   ApplyActive();

@@ -337,7 +337,6 @@ std::string Manager::ReleaseAll() {
   std::string failed_step;
   if (executor_) {
     DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
-    failed_step = Flush();
     for (size_t i = 0; i < executor_->facet_count(); ++i) {
       Facet* facet = executor_->facet(static_cast<uint32_t>(i));
       const std::vector<c10::StorageImpl*> storages = keeper_->StoragesOf(*facet);
@@ -348,12 +347,20 @@ std::string Manager::ReleaseAll() {
         error = failed;
         continue;
       }
+      keeper_->Attach(*facet);  // no sentence of a step being due, or of a failure, goes along
       for (c10::StorageImpl* storage : storages) keeper_->Unbind(storage);
       executor_->EndUse(&use, 1);
     }
   }
   // What could not be read back stays bound: its addresses must not be given to anybody else.
   if (!error.empty()) return error;
+  // What is still due is done in ordinary memory, where no budget and no lease can be too small for it.
+  for (uint32_t i = 0; i < modules_.size(); ++i) {
+    if (!modules_[i]->pending.exchange(false) || !stepper_) continue;
+    std::vector<at::Tensor> state;
+    const std::string failed = stepper_(i, &state);
+    if (failed_step.empty()) failed_step = failed;
+  }
   SetTouchHandler(nullptr);
   SetRoomMaker(nullptr);
   GiveBackFreed();
@@ -445,16 +452,21 @@ bool Manager::IsManaged(const at::Tensor& tensor) const {
 
 // ----------------------------------------------------------------------------------------------------------- stepping
 
-void Manager::MarkPending(uint32_t index) {
+std::string Manager::MarkPending(uint32_t index) {
   Module& module = *modules_[index];
   module.pending.store(true, std::memory_order_release);
-  if (options_.step != StepMode::kDeferred) return;
+  if (options_.step != StepMode::kDeferred) return "";
+  for (uint32_t i : module.parameters) {
+    const at::Tensor& t = parameters_[i].tensor;
+    if (t.defined() && StorageTable::Get().Find(StorageOf(t)) == nullptr) return RunPending(index);
+  }
   // Whoever takes raw pointers must not see the bytes of before the step; operators come here first.
   const std::string due = "An optimizer step of " + module.name + " is still due. An operator runs it by itself; for the raw "
                           "data use the tensor inside `with misa.resident(tensor):`, or call run.flush() first.";
   for (Facet* facet : {module.weights, module.optimizer}) {
     if (facet != nullptr) keeper_->Poison(*facet, due);
   }
+  return "";
 }
 
 std::string Manager::RunPending(uint32_t index) {

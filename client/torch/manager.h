@@ -107,8 +107,8 @@ class Manager final : public TouchHandler {
   void SetStepper(Stepper stepper) { stepper_ = std::move(stepper); }
   // What to run around a wait for another thread (the Python package gives the interpreter's lock up there).
   void SetWaitGuard(std::function<void(const std::function<void()>&)> guard) { wait_guard_ = std::move(guard); }
-  // The module steps at its next touch.
-  void MarkPending(uint32_t module);
+  // The module steps at its next touch; at once where not every touch of it is seen, because a parameter was replaced.
+  std::string MarkPending(uint32_t module);
   bool IsPending(uint32_t module) const { return modules_[module]->pending.load(); }
   // Runs the stepper for the module now. A sentence on failure; the module stays pending then.
   std::string StepModule(uint32_t module);

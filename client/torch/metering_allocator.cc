@@ -24,17 +24,17 @@ namespace {
 constexpr size_t kAlignment = 64;  // c10's alignment of CPU tensors
 constexpr uint8_t kPriority = 20;  // above torch's own
 // Freed blocks of this size and above do not stay in glibc's hands: what the meter no longer counts must not stay resident.
-constexpr int kReturnThreshold = 2 << 20;
+constexpr size_t kLarge = 256 << 10;
 // Freed large blocks are kept for the next tensor of their size up to this sum; the meter counts them, and they go as soon
 // as the budget needs the room.
 constexpr uint64_t kMostKept = 1ull << 30;
-// From this size on a block is a mapping of its own in huge pages: fresh memory costs one fault for 2 MiB then, not 512.
+// From this size on a block lies in huge pages: fresh memory costs one fault for 2 MiB then, not 512.
 constexpr size_t kHugePage = 2ull << 20;
 constexpr size_t kPage = 4096;
 
 std::atomic<bool> managed{false};
 
-// Blocks that are mappings of their own, by address, which is a multiple of kHugePage.
+// Blocks that are mappings of their own, by address, which is a multiple of kPage.
 class Mappings {
  public:
   // A kept block of this very size, or null.
@@ -53,10 +53,16 @@ class Mappings {
   }
 
   void* Make(size_t size) {
-    const size_t reserved = size + kHugePage;
+    const bool huge = size >= kHugePage;
+    const size_t reserved = huge ? size + kHugePage : size;
     void* raw = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return nullptr;
     char* begin = static_cast<char*>(raw);
+    if (!huge) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      sizes_[begin] = size;
+      return begin;
+    }
     char* block = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(begin) + kHugePage - 1) / kHugePage * kHugePage);
     if (block > begin) munmap(begin, static_cast<size_t>(block - begin));
     char* end = begin + reserved;
@@ -83,6 +89,16 @@ class Mappings {
     // Unmapped while it is still locked out: once it is, the address may be another block's.
     munmap(block, size);
     meter.SubtractOther(size);
+    return true;
+  }
+
+  // Frees a block that was not counted; false where it is none of these.
+  bool Drop(void* block) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = sizes_.find(block);
+    if (found == sizes_.end()) return false;
+    munmap(block, found->second);
+    sizes_.erase(found);
     return true;
   }
 
@@ -114,7 +130,7 @@ std::atomic<std::shared_ptr<const RoomMaker>> room_maker;
 
 void Free(void* pointer) {
   if (pointer == nullptr) return;
-  if (reinterpret_cast<uintptr_t>(pointer) % kHugePage == 0 && Mappings::Get().Free(pointer)) return;
+  if (reinterpret_cast<uintptr_t>(pointer) % kPage == 0 && Mappings::Get().Free(pointer)) return;
   const size_t size = malloc_usable_size(pointer);
   free(pointer);
   DeviceMeter::Get().SubtractOther(size);
@@ -127,7 +143,7 @@ class MeteringAllocator final : public c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &Free, cpu};
     void* pointer = nullptr;
     uint64_t usable = 0;
-    if (bytes >= kHugePage && managed.load(std::memory_order_relaxed)) {
+    if (bytes >= kLarge && managed.load(std::memory_order_relaxed)) {
       usable = (bytes + kPage - 1) / kPage * kPage;
       pointer = Mappings::Get().Reuse(usable);
       if (pointer != nullptr) return {pointer, pointer, &Free, cpu};  // counted all the time
@@ -148,8 +164,8 @@ class MeteringAllocator final : public c10::Allocator {
       } else {
         const std::string error = (*maker)(usable);
         if (!error.empty()) {
-          meter.AddOther(usable);  // Free takes it off again
-          Free(pointer);
+          // Never counted: it must neither raise the peak nor be kept.
+          if (!Mappings::Get().Drop(pointer)) free(pointer);
           TORCH_CHECK(false, error);
         }
       }
@@ -172,8 +188,8 @@ void InstallMeteringAllocator() {
 
 void ServeManaged() {
   // glibc raises the threshold by itself and then keeps what is freed: the cgroup would see more than the meter.
-  mallopt(M_MMAP_THRESHOLD, kReturnThreshold);
-  mallopt(M_TRIM_THRESHOLD, 4 * kReturnThreshold);
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLarge));
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(4 * kLarge));
   malloc_trim(0);
   managed.store(true);
   DeviceMeter::Get().SetReclaimer([](uint64_t bytes) { Mappings::Get().Reclaim(bytes); });

@@ -485,6 +485,16 @@ class Run:
         def median(values: list[Any]) -> float:
             return statistics.median(settled(values)) if values else 0.0
 
+        # No step is shorter than its compute (the step less its stalls), nor than either direction of the link at its full
+        # rate. The daemon's bound knows more, but times the compute on one early step; the lower of the two is the bound.
+        compute = [step - stall for step, stall in zip(totals["step_seconds"], totals["stall_seconds"])]
+        bound_step_seconds = median(compute)
+        for direction in ("load", "unload"):
+            rate = totals[f"{direction}_bytes_per_second"]
+            if rate > 0:
+                bound_step_seconds = max(bound_step_seconds, totals[f"bound_{direction}_bytes"] / rate)
+        if totals["bound_step_seconds"] > 0:
+            bound_step_seconds = min(bound_step_seconds, totals["bound_step_seconds"])
         return {
             "mode": self.mode,
             "step_mode": self._step_mode,
@@ -492,7 +502,7 @@ class Run:
             "steps": self._steps,
             "step_seconds_median": median(totals["step_seconds"]),
             "stall_seconds_median": median(totals["stall_seconds"]),
-            "bound_step_seconds": totals["bound_step_seconds"],
+            "bound_step_seconds": bound_step_seconds,
             "h2d_bytes_per_step": median(totals["loaded_bytes"]),
             "d2h_bytes_per_step": median(totals["unloaded_bytes"]),
             "bound_h2d_bytes_per_step": totals["bound_load_bytes"],
