@@ -1,13 +1,28 @@
 #include "runtime/device/chunk_space.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 namespace misa {
+namespace {
+
+// Between a mapping's birth and the word that children do not inherit it, no thread may fork.
+std::mutex& ForkMutex() {
+  static std::mutex* mutex = [] {
+    pthread_atfork([] { ForkMutex().lock(); }, [] { ForkMutex().unlock(); }, [] { ForkMutex().unlock(); });
+    return new std::mutex;  // never destroyed: a fork may come later than static destructors
+  }();
+  return *mutex;
+}
+
+}  // namespace
 
 ChunkSpace::ChunkSpace(int memfd, uint64_t bytes, uint64_t chunk_bytes)
     : memfd_(memfd), bytes_(bytes / chunk_bytes * chunk_bytes), chunk_bytes_(chunk_bytes) {
@@ -127,18 +142,24 @@ void ChunkSpace::FreeAddress(void* address, uint64_t bytes) { munmap(address, by
 std::string ChunkSpace::Map(void* address, const std::vector<Extent>& extents) const {
   char* at = static_cast<char*>(address);
   for (const Extent& extent : extents) {
-    void* mapped = mmap(at, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, memfd_,
-                        static_cast<off_t>(extent.offset));
-    if (mapped == MAP_FAILED) {
-      const int error = errno;
+    int error = 0;
+    {
+      // A data-loader worker must neither see nor keep alive what the trainer holds.
+      std::lock_guard<std::mutex> lock(ForkMutex());
+      void* mapped = mmap(at, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd_,
+                          static_cast<off_t>(extent.offset));
+      if (mapped == MAP_FAILED || madvise(at, extent.bytes, MADV_DONTFORK) != 0) error = errno;
+    }
+    at += extent.bytes;
+    if (error != 0) {
+      // The part that failed too: a failed call may have taken the reservation away.
       Unmap(address, static_cast<uint64_t>(at - static_cast<char*>(address)));
       return std::string("The session's chunks could not be mapped (") + std::strerror(error) +
              "); where this says \"Cannot allocate memory\", vm.max_map_count may be too low.";
     }
-    at += extent.bytes;
   }
-  // A data-loader worker must neither see nor keep alive what the trainer holds.
-  madvise(address, static_cast<uint64_t>(at - static_cast<char*>(address)), MADV_DONTFORK);
+  // Only saves the faults later; a kernel that does not know it lets them happen.
+  madvise(address, static_cast<uint64_t>(at - static_cast<char*>(address)), MADV_POPULATE_READ);
   return "";
 }
 

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
-#include <unordered_map>
 
 #include "runtime/device/link.h"
 
@@ -83,17 +82,19 @@ class UringLink final : public Link {
   size_t in_flight() const override { return queue_[0].size() + queue_[1].size(); }
 
  private:
+  struct Job;
+  struct Block {
+    Job* job = nullptr;
+    uint64_t from = 0;
+    uint64_t bytes = 0;
+  };
   struct Job {
     Transfer transfer;
     std::chrono::steady_clock::time_point start;
     uint64_t submitted = 0;  // bytes handed to the kernel
     unsigned outstanding = 0;
     std::string error;
-  };
-  struct Block {
-    Job* job = nullptr;
-    uint64_t from = 0;
-    uint64_t bytes = 0;
+    std::deque<Block> blocks;  // all there were; the kernel knows them by their addresses
   };
 
   static size_t Index(Transfer::Direction direction) { return direction == Transfer::Direction::kLoad ? 0 : 1; }
@@ -130,8 +131,8 @@ class UringLink final : public Link {
     for (size_t direction = 0; direction < 2; ++direction) {
       for (auto& job : queue_[direction]) {
         while (blocks_[direction] < kBlocksPerDirection && job->submitted < job->transfer.bytes && job->error.empty()) {
-          auto* block = new Block{job.get(), job->submitted,
-                                  std::min(kBlockBytes, job->transfer.bytes - job->submitted)};
+          Block* block = &job->blocks.emplace_back(
+              Block{job.get(), job->submitted, std::min(kBlockBytes, job->transfer.bytes - job->submitted)});
           job->submitted += block->bytes;
           ++job->outstanding;
           ++blocks_[direction];
@@ -166,7 +167,6 @@ class UringLink final : public Link {
     const size_t direction = Index(job->transfer.direction);
     --job->outstanding;
     --blocks_[direction];
-    delete block;
     if (job->outstanding > 0 || (job->error.empty() && job->submitted < job->transfer.bytes)) return;
     Completion completion;
     completion.tag = job->transfer.tag;
