@@ -139,6 +139,7 @@ void StorageKeeper::Attach(Facet& facet) {
     Point(slot.get(), facet.address + slot->offset);
     ThrowFlag(*slot->storage) = false;
     CheckFlag(*slot->storage) = false;
+    slot->failure.clear();
   }
 }
 
@@ -147,14 +148,16 @@ void StorageKeeper::Detach(Facet& facet) {
   if (slots_.size() <= facet.id) return;
   for (const auto& slot : slots_[facet.id]) {
     Point(slot.get(), nullptr);
-    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(slot->away_message);
+    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(slot->failure.empty() ? slot->away_message
+                                                                                              : slot->failure);
   }
 }
 
-void StorageKeeper::Poison(const Facet& facet, const std::string& sentence) {
+void StorageKeeper::Poison(const Facet& facet, const std::string& sentence, bool failure) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (slots_.size() <= facet.id) return;
   for (const auto& slot : slots_[facet.id]) {
+    if (failure) slot->failure = sentence;
     slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
   }
 }

@@ -25,6 +25,7 @@ struct Slot {
   uint64_t offset = 0;
   uint64_t bytes = 0;
   std::string away_message;
+  std::string failure;  // of the last touch; says more than that the bytes are away
 };
 
 // Storages by address, for the observer: look-ups take no lock.
@@ -68,8 +69,9 @@ class StorageKeeper final : public FacetOwner {
   std::string Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what, bool copied);
   // Gives the storage memory of its own again, with its content, and forgets it. The facet is present and pinned.
   void Unbind(c10::StorageImpl* storage);
-  // From now on an access to the storage's data throws this sentence, until the facet is attached again.
-  void Poison(const Facet& facet, const std::string& sentence);
+  // From now on an access to the storage's data throws this sentence, until the facet is attached again; a failure's
+  // sentence stays where the facet leaves meanwhile.
+  void Poison(const Facet& facet, const std::string& sentence, bool failure);
   std::vector<c10::StorageImpl*> StoragesOf(const Facet& facet);
   // A storage lives at this offset.
   bool Occupied(const Facet& facet, uint64_t offset);

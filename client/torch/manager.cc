@@ -142,6 +142,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   std::vector<Planned> planned;
   std::vector<ModuleDescription> descriptions;
   uint32_t next_id = 0;
+  uint64_t largest_step = 0;
+  const Module* largest_module = nullptr;
   for (uint32_t m = 0; m < modules_.size(); ++m) {
     Module& module = *modules_[m];
     uint64_t weights = 0;
@@ -163,10 +165,27 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       planned.push_back({m, kind, rounded, ReserveDisk(rounded)});
       description.facets.push_back({next_id++, kind, rounded});
     }
+    if (options_.session.mode == Mode::kExact && module.step_bytes + state_bytes[m] > 0) {
+      // The first step makes the state in ordinary memory beside everything else, and then moves it.
+      const uint64_t state = space->RoundUp(state_bytes[m]);
+      const uint64_t made = options_.existing_state ? module.step_bytes : state + std::max(module.step_bytes, state);
+      const uint64_t needed = space->RoundUp(weights) + space->RoundUp(gradients) + made +
+                              (options_.existing_state ? state : 0);
+      if (needed > largest_step) {
+        largest_step = needed;
+        largest_module = &module;
+      }
+    }
     totals_.weights_bytes += weights;
     totals_.gradients_bytes += gradients;
     totals_.parameter_count += module.parameter_count;
     descriptions.push_back(std::move(description));
+  }
+  if (largest_step > info.budget_bytes) {
+    return "The budget of " + FormatByteSize(info.budget_bytes) + " is too small: the optimizer's step of " +
+           largest_module->name + " alone takes " + FormatByteSize(largest_step) +
+           " at once. The smallest budget that works here is above " + std::to_string(largest_step) + " bytes (" +
+           FormatByteSize(largest_step) + "), by what forward and backward keep beside it. Nothing was changed.";
   }
   int disk = -1;
   error = session_->Register(descriptions, disk_bytes_, &disk);
@@ -416,7 +435,7 @@ std::string Manager::Touch(const Touched* touched, size_t count) {
   for (size_t i = 0; i < count; ++i) uses[i] = {touched[i].facet->id, touched[i].access};
   if (error.empty()) error = executor_->Use(uses, count, /*position=*/stepping == nullptr);
   if (!error.empty()) {
-    for (size_t i = 0; i < count; ++i) keeper_->Poison(*touched[i].facet, "misa: " + error);
+    for (size_t i = 0; i < count; ++i) keeper_->Poison(*touched[i].facet, "misa: " + error, /*failure=*/true);
     poisoned_.store(true);
   } else if (poisoned_.load(std::memory_order_relaxed)) {
     // An earlier failure's sentence must not outlive the failure.
@@ -464,7 +483,7 @@ std::string Manager::MarkPending(uint32_t index) {
   const std::string due = "An optimizer step of " + module.name + " is still due. An operator runs it by itself; for the raw "
                           "data use the tensor inside `with misa.resident(tensor):`, or call run.flush() first.";
   for (Facet* facet : {module.weights, module.optimizer}) {
-    if (facet != nullptr) keeper_->Poison(*facet, due);
+    if (facet != nullptr) keeper_->Poison(*facet, due, /*failure=*/false);
   }
   return "";
 }
