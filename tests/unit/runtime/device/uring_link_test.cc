@@ -197,7 +197,7 @@ TEST_F(UringLinkTest, MemoryThatIsNotThereIsASentence) {
 TEST_F(UringLinkTest, AShortWriteIsNotTakenForAWholeOne) {
   Open(0);
   if (!link_) return;
-  Buffer buffer(9 * kMiB);
+  Buffer buffer(8 * kMiB);
   buffer.Fill(1);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -212,10 +212,18 @@ TEST_F(UringLinkTest, AShortWriteIsNotTakenForAWholeOne) {
   EXPECT_THAT(error, HasSubstr("File too large"));
   link_->Submit({kUnload, buffer.data(), 0, buffer.bytes(), 2});
   EXPECT_THAT(Complete(1)[2].error, IsEmpty());
-  Buffer loaded(9 * kMiB);
+  Buffer loaded(8 * kMiB);
   link_->Submit({kLoad, loaded.data(), 0, loaded.bytes(), 3});
   EXPECT_THAT(Complete(1)[3].error, IsEmpty());
   EXPECT_TRUE(loaded.Equals(buffer));
+}
+
+TEST_F(UringLinkTest, AFileThatEndsWithinABlockIsASentence) {
+  Open(kBlock + 100);
+  if (!link_) return;
+  Buffer buffer(2 * kBlock);
+  link_->Submit({kLoad, buffer.data(), 0, buffer.bytes(), 1});
+  EXPECT_THAT(Complete(1)[1].error, Not(IsEmpty()));
 }
 
 TEST_F(UringLinkTest, WakeEndsAWait) {
