@@ -93,8 +93,8 @@ class PlainDispatch {
 
 void BindManager(py::module_& m) {
   py::class_<Manager>(m, "Manager")
-      .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t, uint64_t>>& parameters, uint64_t budget,
-                       const std::string& mode, const std::string& step, const std::string& daemon,
+      .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t, uint64_t>>& parameters,
+                       uint64_t budget, const std::string& mode, const std::string& step, const std::string& daemon,
                        const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
                        const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
                        bool stress, bool demand_only, double wait_seconds, bool existing_state) {
@@ -167,47 +167,52 @@ void BindManager(py::module_& m) {
              });
            })
       .def("watch_gradients", &Manager::WatchGradients)
-      .def("mark_pending", [](Manager& self, uint32_t module) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.MarkPending(module);
-        }
-        Check(error);
-      })
+      .def("mark_pending",
+           [](Manager& self, uint32_t module) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.MarkPending(module);
+             }
+             Check(error);
+           })
       .def("is_pending", &Manager::IsPending)
-      .def("step_module", [](Manager& self, uint32_t module) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.StepModule(module);
-        }
-        Check(error);
-      })
-      .def("flush", [](Manager& self) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.Flush();
-        }
-        Check(error);
-      })
-      .def("adopt_existing", [](Manager& self, uint32_t module) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.AdoptExisting(module);
-        }
-        Check(error);
-      })
-      .def("finish_adoption", [](Manager& self) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.FinishAdoption();
-        }
-        Check(error);
-      })
+      .def("step_module",
+           [](Manager& self, uint32_t module) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.StepModule(module);
+             }
+             Check(error);
+           })
+      .def("flush",
+           [](Manager& self) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.Flush();
+             }
+             Check(error);
+           })
+      .def("adopt_existing",
+           [](Manager& self, uint32_t module) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.AdoptExisting(module);
+             }
+             Check(error);
+           })
+      .def("finish_adoption",
+           [](Manager& self) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.FinishAdoption();
+             }
+             Check(error);
+           })
       .def("fresh_parameters", &Manager::FreshParameters)
       .def("settle", &Manager::Settle)
       .def("let_go", &Manager::LetGo)
@@ -222,40 +227,44 @@ void BindManager(py::module_& m) {
              return out;
            })
       .def("set_sampling", &Manager::SetSampling)
-      .def("pin", [](Manager& self, const at::Tensor& tensor) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.Pin(tensor);
-        }
-        Check(error);
-      })
+      .def("pin",
+           [](Manager& self, const at::Tensor& tensor) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.Pin(tensor);
+             }
+             Check(error);
+           })
       .def("unpin", &Manager::Unpin)
       .def("is_managed", &Manager::IsManaged)
-      .def("release", [](Manager& self) {
-        std::string error;
-        bool released;
-        {
-          py::gil_scoped_release release;
-          released = self.Release(&error);
-        }
-        Check(error);
-        return released;
-      })
-      .def("release_all", [](Manager& self) {
-        std::string error;
-        {
-          py::gil_scoped_release release;
-          error = self.ReleaseAll();
-        }
-        Check(error);
-      })
+      .def("release",
+           [](Manager& self) {
+             std::string error;
+             bool released;
+             {
+               py::gil_scoped_release release;
+               released = self.Release(&error);
+             }
+             Check(error);
+             return released;
+           })
+      .def("release_all",
+           [](Manager& self) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.ReleaseAll();
+             }
+             Check(error);
+           })
       .def("close_session", &Manager::CloseSession, py::call_guard<py::gil_scoped_release>())
-      .def("unload_all", [](Manager& self) {
-        py::gil_scoped_release release;
-        self.executor().UnloadAll();
-        return self.executor().Drain();
-      })
+      .def("unload_all",
+           [](Manager& self) {
+             py::gil_scoped_release release;
+             self.executor().UnloadAll();
+             return self.executor().Drain();
+           })
       .def("modules",
            [](Manager& self) {
              py::list out;
@@ -280,7 +289,8 @@ void BindManager(py::module_& m) {
              std::vector<std::pair<std::string, std::string>> out;
              const std::vector<FacetState> states = self.States();
              for (size_t i = 0; i < states.size(); ++i) {
-               out.emplace_back(self.executor().facet(static_cast<uint32_t>(i))->name, kNames[static_cast<int>(states[i])]);
+               out.emplace_back(self.executor().facet(static_cast<uint32_t>(i))->name,
+                                kNames[static_cast<int>(states[i])]);
              }
              return out;
            })
@@ -316,14 +326,14 @@ void BindSampler(py::module_& m) {
            py::arg("delta") = 0.03, py::arg("eta") = 1.0, py::arg("alpha") = 0.1, py::arg("inner_steps") = 50,
            py::arg("seed") = 0);
   py::class_<policy::ModuleSampler>(m, "ModuleSampler")
-      .def(py::init([](const policy::SamplerOptions& options,
-                       const std::vector<std::pair<std::string, uint64_t>>& modules) {
-        std::vector<policy::SamplerModule> list;
-        for (const auto& [name, count] : modules) list.push_back({name, count});
-        const std::string error = policy::CheckSampler(options, list);
-        if (!error.empty()) throw py::value_error(error);
-        return std::make_unique<policy::ModuleSampler>(options, std::move(list));
-      }))
+      .def(py::init(
+          [](const policy::SamplerOptions& options, const std::vector<std::pair<std::string, uint64_t>>& modules) {
+            std::vector<policy::SamplerModule> list;
+            for (const auto& [name, count] : modules) list.push_back({name, count});
+            const std::string error = policy::CheckSampler(options, list);
+            if (!error.empty()) throw py::value_error(error);
+            return std::make_unique<policy::ModuleSampler>(options, std::move(list));
+          }))
       .def("active", &policy::ModuleSampler::active)
       .def("round", &policy::ModuleSampler::round)
       .def("observe",
@@ -392,11 +402,20 @@ PYBIND11_MODULE(_C, m) {
   m.def("gradient_statistics", [](const at::Tensor& t) -> std::tuple<double, double, uint64_t> {
     kernels::Element element;
     switch (t.scalar_type()) {
-      case at::kFloat: element = kernels::Element::kFloat32; break;
-      case at::kDouble: element = kernels::Element::kFloat64; break;
-      case at::kBFloat16: element = kernels::Element::kBfloat16; break;
-      case at::kHalf: element = kernels::Element::kFloat16; break;
-      default: throw py::type_error("Gradient statistics need a floating-point tensor.");
+      case at::kFloat:
+        element = kernels::Element::kFloat32;
+        break;
+      case at::kDouble:
+        element = kernels::Element::kFloat64;
+        break;
+      case at::kBFloat16:
+        element = kernels::Element::kBfloat16;
+        break;
+      case at::kHalf:
+        element = kernels::Element::kFloat16;
+        break;
+      default:
+        throw py::type_error("Gradient statistics need a floating-point tensor.");
     }
     if (!t.is_non_overlapping_and_dense()) throw py::value_error("Gradient statistics need a dense tensor.");
     const auto count = static_cast<size_t>(t.numel());

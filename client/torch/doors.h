@@ -7,8 +7,8 @@
 
 namespace misa::torch_client {
 
-// Who is told around `tensor.set_data(other)` (in Python `tensor.data = other`). `before` may throw; nothing has changed
-// then. Null ends it.
+// Who is told around `tensor.set_data(other)` (in Python `tensor.data = other`). `before` may throw; nothing has
+// changed then. Null ends it.
 struct DataDoor {
   std::function<void(const at::TensorBase& tensor)> before;
   std::function<void(const at::TensorBase& tensor)> after;

@@ -84,8 +84,9 @@ std::string StorageKeeper::Bind(c10::StorageImpl* storage, Facet* facet, uint64_
   slot->storage = storage;
   slot->offset = offset;
   slot->bytes = storage->nbytes();
-  slot->away_message = what + " is managed by misa and not on the device now. An operator brings it back by itself; "
-                              "for its raw data use it inside `with misa.resident(tensor):`. Its content is safe.";
+  slot->away_message = what +
+                       " is managed by misa and not on the device now. An operator brings it back by itself; "
+                       "for its raw data use it inside `with misa.resident(tensor):`. Its content is safe.";
   Slot* raw = slot.get();
   if (!StorageTable::Get().Insert(storage, raw)) {
     return "More storages are managed than misa can keep (65536): " + what + " stays in ordinary memory.";

@@ -1,5 +1,5 @@
-// Storages whose bytes live in a facet: bound once, then pointed at the facet's address while it is on the device and at
-// nothing, with a sentence, while it is away.
+// Storages whose bytes live in a facet: bound once, then pointed at the facet's address while it is on the device and
+// at nothing, with a sentence, while it is away.
 #pragma once
 
 #include <c10/core/StorageImpl.h>

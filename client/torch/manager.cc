@@ -33,15 +33,25 @@ c10::StorageImpl* StorageOf(const at::Tensor& tensor) { return tensor.storage().
 
 bool ElementOf(const at::Tensor& tensor, kernels::Element* element) {
   switch (tensor.scalar_type()) {
-    case at::kFloat: *element = kernels::Element::kFloat32; return true;
-    case at::kDouble: *element = kernels::Element::kFloat64; return true;
-    case at::kBFloat16: *element = kernels::Element::kBfloat16; return true;
-    case at::kHalf: *element = kernels::Element::kFloat16; return true;
-    default: return false;
+    case at::kFloat:
+      *element = kernels::Element::kFloat32;
+      return true;
+    case at::kDouble:
+      *element = kernels::Element::kFloat64;
+      return true;
+    case at::kBFloat16:
+      *element = kernels::Element::kBfloat16;
+      return true;
+    case at::kHalf:
+      *element = kernels::Element::kFloat16;
+      return true;
+    default:
+      return false;
   }
 }
 
-// Called by autograd when a parameter's gradient has been accumulated. Outlives the manager: nodes live as long as graphs.
+// Called by autograd when a parameter's gradient has been accumulated. Outlives the manager: nodes live as long as
+// graphs.
 class GradientHook final : public torch::autograd::FunctionPostHook {
  public:
   explicit GradientHook(std::function<void()> call) : call_(std::move(call)) {}
@@ -85,7 +95,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   for (const ParameterInput& input : inputs) {
     const at::Tensor& t = input.tensor;
     if (t.device().type() != at::kCPU || t.layout() != at::kStrided || !t.has_storage()) {
-      return "Parameter " + input.name + " is not a dense tensor in CPU memory: on the cpu device misa manages those only. "
+      return "Parameter " + input.name +
+             " is not a dense tensor in CPU memory: on the cpu device misa manages those only. "
              "Nothing was changed.";
     }
     shapes.push_back({input.name, t.dim(), static_cast<uint64_t>(t.numel()), StorageOf(t)->nbytes()});
@@ -156,9 +167,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       gradients += Align(static_cast<uint64_t>(p.tensor.numel()) * p.tensor.element_size());
     }
     ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}};
-    const std::pair<FacetKind, uint64_t> facets[] = {{FacetKind::kWeights, weights},
-                                                     {FacetKind::kGradients, gradients},
-                                                     {FacetKind::kOptimizer, state_bytes[m]}};
+    const std::pair<FacetKind, uint64_t> facets[] = {
+        {FacetKind::kWeights, weights}, {FacetKind::kGradients, gradients}, {FacetKind::kOptimizer, state_bytes[m]}};
     for (const auto& [kind, bytes] : facets) {
       if (bytes == 0) continue;
       const uint64_t rounded = space->RoundUp(bytes);
@@ -169,8 +179,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       // The first step makes the state in ordinary memory beside everything else, and then moves it.
       const uint64_t state = space->RoundUp(state_bytes[m]);
       const uint64_t made = options_.existing_state ? module.step_bytes : state + std::max(module.step_bytes, state);
-      const uint64_t needed = space->RoundUp(weights) + space->RoundUp(gradients) + made +
-                              (options_.existing_state ? state : 0);
+      const uint64_t needed =
+          space->RoundUp(weights) + space->RoundUp(gradients) + made + (options_.existing_state ? state : 0);
       if (needed > largest_step) {
         largest_step = needed;
         largest_module = &module;
@@ -227,7 +237,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       },
       [this](uint64_t budget) { DeviceMeter::Get().SetBudget(budget); }, [this](const std::string& s) { Notice(s); });
   SetTouchHandler(this);
-  data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); }, [this](const at::TensorBase& t) { AfterReplace(t); }};
+  data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); },
+                [this](const at::TensorBase& t) { AfterReplace(t); }};
   SetDataDoor(&data_door_);
   fork_door_ = {[this] { keeper_->Lock(); }, [this] { keeper_->Unlock(); }, [this] { InChild(); }};
   SetForkDoor(&fork_door_);
@@ -236,8 +247,9 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
 
 // A data-loader worker: it has neither the memory (the mappings are not inherited) nor the thread that moves bytes.
 void Manager::InChild() {
-  keeper_->PoisonAll("This tensor is managed by misa in the process that was forked from; a child cannot reach it. Give it a "
-                     "copy instead.");
+  keeper_->PoisonAll(
+      "This tensor is managed by misa in the process that was forked from; a child cannot reach it. Give it a "
+      "copy instead.");
   keeper_->Unlock();
   session_->ForgetInChild();
 }
@@ -480,7 +492,8 @@ std::string Manager::MarkPending(uint32_t index) {
     if (t.defined() && StorageTable::Get().Find(StorageOf(t)) == nullptr) return RunPending(index);
   }
   // Whoever takes raw pointers must not see the bytes of before the step; operators come here first.
-  const std::string due = "An optimizer step of " + module.name + " is still due. An operator runs it by itself; for the raw "
+  const std::string due = "An optimizer step of " + module.name +
+                          " is still due. An operator runs it by itself; for the raw "
                           "data use the tensor inside `with misa.resident(tensor):`, or call run.flush() first.";
   for (Facet* facet : {module.weights, module.optimizer}) {
     if (facet != nullptr) keeper_->Poison(*facet, due, /*failure=*/false);
@@ -593,8 +606,8 @@ std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& s
     description.facets.push_back({static_cast<uint32_t>(executor_->facet_count()), FacetKind::kOptimizer, bytes});
     error = session_->Register({description}, disk_bytes_, &unused);
     if (error.empty()) {
-      module.optimizer = executor_->AddFacet(index, FacetKind::kOptimizer, bytes, offset,
-                                             module.name + " optimizer state", &error);
+      module.optimizer =
+          executor_->AddFacet(index, FacetKind::kOptimizer, bytes, offset, module.name + " optimizer state", &error);
     }
     if (!error.empty()) {
       disk_bytes_ = before;
@@ -614,8 +627,8 @@ std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& s
     }
     return "";
   }
-  const policy::Use use{facet->id,
-                        static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
+  const policy::Use use{
+      facet->id, static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
   std::string error = executor_->Use(&use, 1, /*position=*/true);
   if (!error.empty()) return error;
   for (c10::StorageImpl* storage : fresh) {
@@ -654,7 +667,8 @@ void Manager::CheckParameters() {
     if (storage == p.storage && StorageTable::Get().Find(storage) != nullptr) continue;
     if (StorageTable::Get().Find(storage) != nullptr) continue;  // now another managed tensor's storage
     p.storage = storage;
-    Notice("Parameter " + p.name + " was resized or replaced while misa managed it. Its new content is kept and trained; "
+    Notice("Parameter " + p.name +
+           " was resized or replaced while misa managed it. Its new content is kept and trained; "
            "it stays in ordinary memory from now on and counts against the budget.");
   }
 }
@@ -745,8 +759,8 @@ std::string Manager::TakeGradient(Parameter& p) {
     return "";
   }
   const bool empty = facet->state.load() == FacetState::kEmpty;
-  const policy::Use use{facet->id,
-                        static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
+  const policy::Use use{
+      facet->id, static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
   std::string error = executor_->Use(&use, 1, /*position=*/true);
   if (!error.empty()) return error;
   measure(facet->address + p.gradient_offset);
@@ -799,8 +813,8 @@ void Manager::OnStep(StepSummary summary) {
     report.active_modules = active_;
     report.sampler_digest = sampler_digest_;
     // A trace that will not come back is not worth a plan; the first ones are, for want of a better.
-    report.send_trace = summary.trace_digest != last_trace_sent_ &&
-                        (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
+    report.send_trace =
+        summary.trace_digest != last_trace_sent_ && (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
     last_trace_seen_ = summary.trace_digest;
     if (report.send_trace) last_trace_sent_ = summary.trace_digest;
     if (totals_.step_seconds.size() < kMaxSteps) {

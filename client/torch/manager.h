@@ -83,7 +83,7 @@ class Manager final : public TouchHandler {
     uint64_t optimizer_used = 0;  // bytes of the optimizer facet that storages have
     uint64_t step_bytes = 0;      // other tensors' while it steps
     std::atomic<bool> pending{false};
-    std::thread::id running{};    // guarded by pending_mutex_
+    std::thread::id running{};  // guarded by pending_mutex_
   };
 
   // Connects, registers, moves every parameter's storage into its module's facet. Null and a sentence on failure; the
@@ -143,8 +143,8 @@ class Manager final : public TouchHandler {
   // Gives every storage memory of its own again and ends the session, where that fits the budget; otherwise
   // everything stays managed, loaded on demand. Returns whether it was given back.
   bool Release(std::string* error);
-  // Does what is due and ends the management without a look at the budget. A step that fails is reported, and everything
-  // is given back all the same.
+  // Does what is due and ends the management without a look at the budget. A step that fails is reported, and
+  // everything is given back all the same.
   std::string ReleaseAll();
   bool is_open() const { return open_; }
   // No more steps come: the manager holds no parameter any more, so that storages can die with their model.

@@ -48,7 +48,8 @@ class Misad:
             f"disk: {{directory: {self.disk}, capacity: {disk_capacity}, calibrate: false}}\n"
             "link: {load_bytes_per_second: 1.0e9, unload_bytes_per_second: 8.0e8, duplex_load_bytes_per_second: 6.0e8, "
             "duplex_unload_bytes_per_second: 5.0e8}\n"
-            'metrics: {listen: "127.0.0.1:0"}\n' + extra,
+            'metrics: {listen: "127.0.0.1:0"}\n'
+            f"events: {{file: {folder}/events.jsonl}}\n" + extra,
             encoding="utf-8",
         )
         self.process: subprocess.Popen[str] | None = None
@@ -66,6 +67,9 @@ class Misad:
 
     def log(self) -> str:
         return (self.folder / "misad.log").read_text(encoding="utf-8")
+
+    def events(self) -> str:
+        return (self.folder / "events.jsonl").read_text(encoding="utf-8")
 
     @property
     def pid(self) -> int:

@@ -12,7 +12,7 @@ from tests.python.beside import PRESSURES, assert_identical
 from tests.python.models import MODELS, loss_of
 
 STEP_MODES = ("deferred", "in_backward", "eager")
-STEPS = 4
+STEPS = 3
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -48,7 +48,8 @@ def loop_of(model_name: str, optimizer_name: str) -> Callable[..., Any]:
         optimizer = OPTIMIZERS[optimizer_name](model.parameters())
         losses = []
         with manage(model, optimizer):
-            for step in range(STEPS):
+            # RAdam is another optimizer from its sixth step on.
+            for step in range(7 if optimizer_name == "radam" else STEPS):
                 optimizer.zero_grad()
                 loss = loss_of(model, step)
                 loss.backward()
@@ -68,8 +69,14 @@ def test_models(shared_misad, model, step, pressure):
     assert_identical(loop_of(model, "adamw"), shared_misad, pressure, step=step, share=share)
 
 
-@pytest.mark.parametrize("pressure", PRESSURES)
-@pytest.mark.parametrize("step", STEP_MODES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# Every optimizer is taken apart in the same way: all ways of stepping under both pressures for some of them.
+THOROUGH = ("adamw", "adamw-foreach", "adamw-fused", "adam-l2", "sgd-momentum", "nadam", "adafactor")
+
+
+@pytest.mark.parametrize(("optimizer", "step", "pressure"), [
+    (optimizer, step, pressure)
+    for optimizer in OPTIMIZERS for step in STEP_MODES for pressure in PRESSURES
+    if optimizer in THOROUGH or step == "deferred" or pressure == "stress"
+])
 def test_optimizers(shared_misad, optimizer, step, pressure):
     assert_identical(loop_of("mlp", optimizer), shared_misad, pressure, step=step, share=0.6)

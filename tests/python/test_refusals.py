@@ -60,9 +60,10 @@ def test_a_budget_below_one_operators_need_names_the_smallest_that_works(shared_
     """Follows the sentence until it works: it must get there, and what was trained must be right."""
     expected = after(3)
     gc.collect()
-    budget = misa.memory.live_bytes() + (100 << 10)
+    live = misa.memory.live_bytes()
+    budget = live + (100 << 10)
     refusals = []
-    for _ in range(12):
+    for _ in range(20):
         model, optimizer = mlp()
         error = None
         done = 0
@@ -82,18 +83,20 @@ def test_a_budget_below_one_operators_need_names_the_smallest_that_works(shared_
         if error is None:
             break
         assert not misa.current_run()
-        smallest = int(re.search(r"smallest budget that works here is (\d+) bytes", error).group(1))
-        assert "Nothing was lost" in error
+        smallest = int(re.search(r"smallest budget that works here is (?:above )?(\d+) bytes", error).group(1))
+        assert "Nothing was lost" in error or run is None and "Nothing was changed" in error
         assert smallest > budget
         refusals.append(smallest)
-        budget = smallest
+        budget = smallest + 1024
         del model, optimizer, run
+        # What an interrupted backward left in autograd's queue goes with the next backward.
+        torch.ones(1, requires_grad=True).sum().backward()
         gc.collect()
     else:
         pytest.fail(f"never enough: {refusals}")
     assert refusals
-    # Far below what all of it takes.
-    assert budget < 4 * 4 * 128 * 128 * 6
+    # Not much above what one module's step takes (weights, gradient, state twice), and far below all of it.
+    assert budget - live < 4 * 128 * 128 * 7
 
 
 def test_nothing_is_lost_when_an_operator_does_not_fit(shared_misad):
@@ -473,34 +476,58 @@ def test_a_parameter_added_later_is_a_sentence(shared_misad):
 # ------------------------------------------------------------------------------------------------------- raw data
 
 
-def test_raw_data_of_what_is_away_is_a_sentence(shared_misad, folder):
+@pytest.mark.parametrize("fits", [True, False])
+def test_saving_gives_the_very_bytes_or_a_sentence(shared_misad, folder, fits):
+    """A deferred step is due and half of it is away."""
+    gc.collect()
+    plain_model, plain_optimizer = mlp()
+    train(plain_model, plain_optimizer, range(1))
+    gc.collect()
+    before = misa.memory.live_bytes()
+    model, optimizer = mlp()
+    run = manage(shared_misad, model, optimizer, budget=before + ((4 << 20) if fits else (500 << 10)))
+    train(model, optimizer, range(1))
+    try:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "saved.pt")
+    except Exception as error:  # noqa: BLE001: which one is torch's choice
+        assert not fits and "misa.resident" in str(error), error
+    else:
+        assert fits
+        run.release()
+        saved = torch.load(folder / "saved.pt")
+        assert all(torch.equal(saved["model"][k], v) for k, v in plain_model.state_dict().items())
+        for i, state in plain_optimizer.state_dict()["state"].items():
+            assert all(torch.equal(saved["optimizer"]["state"][i][k], v) for k, v in state.items())
+    run.release()
+    assert digest(model, optimizer) == digest(plain_model, plain_optimizer)
+
+
+def test_raw_data_of_what_is_away_is_a_sentence(shared_misad):
     model, optimizer = mlp()
     run = manage(shared_misad, model, optimizer)
     train(model, optimizer, range(1))
     run.flush()
-    assert run.unload_all()
     weight = model.blocks[3].weight
+    kept = weight.detach().clone().numpy()
     flat = weight.detach()  # an operator: it would bring the weight back, and only the look after it counts here
     looks = {
         "numpy": lambda: flat.numpy(),
         "data_ptr": lambda: weight.data_ptr(),
         "tolist": lambda: flat.tolist(),
         "dlpack": lambda: torch.utils.dlpack.to_dlpack(flat),
-        "save": lambda: torch.save(model.state_dict(), folder / "model.pt"),
         "storage": lambda: bytes(weight.untyped_storage()),
     }
     for name, look in looks.items():
         assert run.unload_all()
+        if name == "numpy":  # is an operator as well: the very bytes, not a sentence
+            assert (look() == kept).all()
+            continue
         with pytest.raises(Exception) as caught:  # noqa: PT011: which one is torch's choice
             look()
         assert "misa.resident" in str(caught.value), f"{name}: {caught.value!r}"
     with misa.resident(weight):
         array = weight.detach().numpy().copy()
     assert torch.equal(torch.from_numpy(array), weight)
-    with misa.resident(*model.parameters()):
-        torch.save(model.state_dict(), folder / "model.pt")
-    loaded = torch.load(folder / "model.pt")
-    assert all(torch.equal(loaded[k], v) for k, v in model.state_dict().items())
     run.release()
     assert digest(model, optimizer) == after(1)
 
@@ -514,7 +541,7 @@ def test_raw_data_of_a_step_that_is_due_is_never_the_old_one(shared_misad):
     train(model, optimizer, range(1))
     weight, expected = model.blocks[3].weight, plain_model.blocks[3].weight
     assert dict(run.states())["blocks.3 weights"] == "device"
-    for look in (lambda: weight.data.numpy(), lambda: weight.data_ptr(), lambda: weight.data.tolist()):
+    for look in (lambda: weight.data_ptr(), lambda: weight.data.tolist(), lambda: bytes(weight.untyped_storage())):
         with pytest.raises(RuntimeError, match="still due"):
             look()
     with misa.resident(weight):
@@ -527,12 +554,14 @@ def test_raw_data_of_a_step_that_is_due_is_never_the_old_one(shared_misad):
 
 def test_resident_beyond_the_budget_is_a_sentence(shared_misad):
     gc.collect()
-    model, optimizer = mlp()
+    model, optimizer = mlp(layers=10)
     base = misa.memory.live_bytes() - 4 * sum(p.numel() for p in model.parameters())
-    run = manage(shared_misad, model, optimizer, budget=base + (300 << 10))
+    run = manage(shared_misad, model, optimizer, budget=base + (430 << 10))
     with pytest.raises(RuntimeError, match="too small"):
         with misa.resident(*model.parameters()):
             pass
+    train(model, optimizer, range(1))
+    run.flush()  # else both steps would have to fit as well
     with misa.resident(model.blocks[0].weight, model.blocks[1].weight):
         pass
     run.release()

@@ -34,7 +34,7 @@ def test_a_plan_arrives_and_prefetches(misad, step):
     def run_steps(model: Mlp, optimizer: torch.optim.Optimizer, steps: int) -> None:
         for number in range(steps):
             optimizer.zero_grad()
-            loss_of(model, number, rows=512).backward()
+            loss_of(model, number, rows=256).backward()
             optimizer.step()
 
     gc.collect()
@@ -57,7 +57,7 @@ def test_a_plan_arrives_and_prefetches(misad, step):
         report = run.report()
     assert KEYS <= set(report)
     assert report["steps"] == 12
-    assert report["plan_version"] > 0
+    assert report["plan_version"] > 0, misad.events()
     assert report["prefetch_loads"] > 20 and report["prefetch_hits"] > 20
     assert report["prefetch_hits"] <= report["prefetch_loads"]
     assert report["h2d_bytes_per_step"] > 0 and report["d2h_bytes_per_step"] > 0
@@ -69,7 +69,7 @@ def test_a_plan_arrives_and_prefetches(misad, step):
     assert report["module_count"] == len(run.modules())
     assert report["device"]["kind"] == "cpu" and report["device"]["h2d_bytes_per_second"] > 0
     assert all(0 <= s and 0 < b <= budget for s, b in report["timeline"]) and len(report["timeline"]) > 3
-    assert 0 < report["stall_seconds_median"] < report["step_seconds_median"]
+    assert 0 <= report["stall_seconds_median"] < report["step_seconds_median"]
     metrics = misad.metrics()
     assert metrics['misa_loads_total{cause="prefetch"}'] > 0
     assert metrics["misa_steps_total"] >= 8
