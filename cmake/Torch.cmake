@@ -20,7 +20,8 @@ list(GET python_facts 1 MISA_PYTHON_SUFFIX)
 add_library(misa_torch_imported INTERFACE)
 target_include_directories(misa_torch_imported SYSTEM INTERFACE
   ${MISA_TORCH_DIR}/include ${MISA_TORCH_DIR}/include/torch/csrc/api/include)
-target_compile_definitions(misa_torch_imported INTERFACE _GLIBCXX_USE_CXX11_ABI=${MISA_TORCH_ABI})
+# NDEBUG as torch itself was built: without it some of its classes get more members, and the layouts differ.
+target_compile_definitions(misa_torch_imported INTERFACE _GLIBCXX_USE_CXX11_ABI=${MISA_TORCH_ABI} NDEBUG)
 target_link_directories(misa_torch_imported INTERFACE ${MISA_TORCH_DIR}/lib)
 # --no-as-needed: operators register themselves when the libraries load, nothing else refers to some of them.
 target_link_libraries(misa_torch_imported INTERFACE
