@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <set>
 
 namespace misa::torch_client {
 namespace {
@@ -93,7 +94,7 @@ std::string KindOf(const std::string& name) {
 std::vector<ModuleGroup> GroupParameters(const std::vector<ParameterShape>& parameters) {
   std::vector<ModuleGroup> groups;
   std::map<std::string, size_t> small;  // block -> group
-  std::map<std::string, int> taken;
+  std::set<std::string> taken;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ParameterShape& p = parameters[i];
     const std::string block = BlockOf(p.name);
@@ -111,7 +112,8 @@ std::vector<ModuleGroup> GroupParameters(const std::vector<ParameterShape>& para
     group.kind = matrix ? KindOf(p.name) : "small";
     group.samplable = matrix && !block.empty() && group.kind != "embedding" && group.kind != "head";
     group.parameters.push_back(i);
-    if (const int times = taken[group.name]++; times > 0) group.name += "#" + std::to_string(times + 1);
+    const std::string name = group.name;
+    for (int number = 2; !taken.insert(group.name).second; ++number) group.name = name + "#" + std::to_string(number);
     groups.push_back(std::move(group));
   }
   return groups;
