@@ -283,7 +283,14 @@ void Daemon::Perform(Effect&& effect) {
             const uint64_t serial = e.serial;
             const bool posted = planning_->Post([this, e = std::move(e)] {
               PlanMade made{e.lease, e.serial, policy::MakePlan(e.input), {}};
-              if (made.plan.ok()) made.bound = policy::LowerBound(e.input);
+              policy::PlanInput bare = e.input;
+              bare.reserve_bytes = 0;
+              if (!made.plan.ok() && e.input.reserve_bytes > 0) {
+                // A plan without a reserve beats none: what it cannot foresee is loaded on demand.
+                if (policy::Result<policy::Plan> plan = policy::MakePlan(bare); plan.ok()) made.plan = std::move(plan);
+              }
+              // No schedule has to keep a reserve, so the bound does not either.
+              if (made.plan.ok()) made.bound = policy::LowerBound(bare);
               scheduler_->Deliver(std::move(made));
             });
             if (!posted) {
