@@ -53,7 +53,10 @@ def test_tables_are_plain_off_a_terminal(daemon, command):
 
 def test_titles_are_bold_on_a_terminal_unless_no_color(daemon):
     def on_terminal(environment: dict[str, str]) -> bytes:
-        leader, follower = pty.openpty()
+        try:
+            leader, follower = pty.openpty()
+        except OSError as error:  # a chroot or container without /dev/pts
+            pytest.skip(f"no terminal can be made here: {error}")
         try:
             subprocess.run([BIN / "misactl", "--runtime-dir", daemon, "events"], stdout=follower, timeout=30, check=True,
                            env={**os.environ, **environment})
