@@ -257,13 +257,18 @@ def main() -> int:
                     print(f"  kernel-swap: left out, no swap file can be used here ({error})")
                     continue
             done.extend(run_group(cases, options, state_bytes))
-    rows = [case.row for case in done]
-    plain = next((r for r in rows if r["case"] == "plain"), None)
-    for row in rows:
-        if plain is not None:
-            row["step_seconds_over_plain"] = row["step_seconds_median"] / plain["step_seconds_median"]
-            if row["steps"] == plain["steps"]:
-                row["identical"] = row["state_sha256"] == plain["state_sha256"]
+        # After each group: the slow ones come last, and whoever stops them keeps what was measured.
+        rows = [case.row for case in done]
+        plain = next((r for r in rows if r["case"] == "plain"), None)
+        for row in rows:
+            if plain is not None:
+                row["step_seconds_over_plain"] = row["step_seconds_median"] / plain["step_seconds_median"]
+                if row["steps"] == plain["steps"]:
+                    row["identical"] = row["state_sha256"] == plain["state_sha256"]
+        path = write_report(options.name, rows, rows_per_step=options.rows, threads=options.threads, state_bytes=state_bytes)
+    if not done:
+        print("No case could run.", file=sys.stderr)
+        return 1
     print(f"\n{'case':18} {'limit':>9} {'cgroup peak':>12} {'step':>9} {'/ plain':>8} {'in/step':>9} {'out/step':>9}  same bits")
     for row in rows:
         limit = "none" if row["limit_bytes"] is None else f"{row['limit_bytes'] / 1e9:.2f} GB"
@@ -271,7 +276,6 @@ def main() -> int:
         print(f"{row['case']:18} {limit:>9} {peak:>12} {row['step_seconds_median']:7.2f} s "
               f"{row.get('step_seconds_over_plain', float('nan')):8.3f} {row['read_bytes_per_step'] / 1e9:6.2f} GB "
               f"{row['written_bytes_per_step'] / 1e9:6.2f} GB  {row.get('identical', '(other number of steps)')}")
-    path = write_report(options.name, rows, rows_per_step=options.rows, threads=options.threads, state_bytes=state_bytes)
     print(f"Written to {path.relative_to(ROOT)}.")
     wrong = [r["case"] for r in rows if r.get("identical") is False]
     if wrong:
