@@ -15,9 +15,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Callable
 
 from demo.cgroup import CgroupUnavailable, MemoryCgroup
 
@@ -27,6 +28,10 @@ from tests.bench.report import ROOT, write_report
 MARGIN_BYTES = 56 << 20
 DEADLINE_SECONDS = 1800.0
 PEERS = {"kernel-swap": "the kernel's swap", "mmap": "memory-mapped files"}
+
+
+class CaseEnded(Exception):
+    """A case's process ended by itself; the message says why."""
 
 
 @dataclass
@@ -39,6 +44,7 @@ class Case:
     swap: bool = False
     cgroup: MemoryCgroup | None = None
     process: subprocess.Popen[str] | None = None
+    errors: IO[str] | None = None
     seconds: list[float] = field(default_factory=list)
     read_bytes: list[float] = field(default_factory=list)
     written_bytes: list[float] = field(default_factory=list)
@@ -55,8 +61,11 @@ class Case:
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait(timeout=60)
-            killed = " (the kernel ended it: out of memory in its cgroup)" if code == -9 else ""
-            raise RuntimeError(f"the case {self.name} ended with {code}{killed}")
+            assert self.errors is not None
+            self.errors.seek(0)
+            said = self.errors.read().strip().splitlines()
+            raise CaseEnded("the kernel ended it: out of memory in its cgroup" if code == -9 else
+                            said[-1] if said else f"it ended with {code}")
         return json.loads(line)
 
 
@@ -83,11 +92,12 @@ def start(case: Case, options: argparse.Namespace, state_bytes: int) -> None:
     case.cgroup = MemoryCgroup(case.name, None) if options.cgroup else None
     cgroup = case.cgroup
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    case.errors = tempfile.TemporaryFile("w+")
     case.process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.memory_limit_worker", "--case", case.name, "--width", str(options.width),
          "--hidden", str(options.hidden), "--blocks", str(options.blocks), "--rows", str(options.rows), "--threads",
          str(options.threads), "--disk", options.disk],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=case.errors, text=True, env=environment, cwd=ROOT,
         preexec_fn=cgroup.join if cgroup is not None else None,
     )
     case.hear()
@@ -175,27 +185,38 @@ def finish(case: Case) -> None:
 
 
 def run_group(cases: list[Case], options: argparse.Namespace, state_bytes: int) -> list[Case]:
-    """The cases of one group side by side; those that cannot run are said and left out."""
+    """The cases of one group side by side. One that cannot go on keeps its row, with the reason; the others go on."""
     alive: list[Case] = []
+
+    def attempt(case: Case, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except CaseEnded as error:
+            print(f"  {case.name}: {error}", flush=True)
+            case.row.setdefault("case", case.name)
+            case.row["refused"] = str(error)
+            alive.remove(case)
+
     try:
         for case in cases:
             print(f"  {case.name}: preparing", flush=True)
-            start(case, options, state_bytes)
             alive.append(case)
-        for case in alive:
-            turn(case, case.warm_up, counted=False)
-        for number in range(max(c.turns for c in alive)):
-            for case in alive:
+            attempt(case, lambda: start(case, options, state_bytes))
+        for case in list(alive):
+            attempt(case, lambda: turn(case, case.warm_up, counted=False))
+        for number in range(max(c.turns for c in cases)):
+            for case in list(alive):
                 if number < case.turns:
-                    turn(case, case.steps_per_turn, counted=True)
+                    attempt(case, lambda: turn(case, case.steps_per_turn, counted=True))
         # All of them to the same number of steps, so that the states can be compared.
-        total = max(c.warm_up + c.turns * c.steps_per_turn for c in alive)
-        for case in alive:
+        total = max(c.warm_up + c.turns * c.steps_per_turn for c in cases)
+        for case in list(alive):
             missing = total - (case.warm_up + case.turns * case.steps_per_turn)
             if missing > 0 and not case.swap:
-                turn(case, missing, counted=False)
-            finish(case)
-        return alive
+                attempt(case, lambda: turn(case, missing, counted=False))
+        for case in list(alive):
+            attempt(case, lambda: finish(case))
+        return list(cases)
     finally:
         for case in cases:
             if case.process is not None and case.process.poll() is None:
@@ -259,9 +280,9 @@ def main() -> int:
             done.extend(run_group(cases, options, state_bytes))
         # After each group: the slow ones come last, and whoever stops them keeps what was measured.
         rows = [case.row for case in done]
-        plain = next((r for r in rows if r["case"] == "plain"), None)
+        plain = next((r for r in rows if r["case"] == "plain" and "refused" not in r), None)
         for row in rows:
-            if plain is not None:
+            if plain is not None and "refused" not in row:
                 row["step_seconds_over_plain"] = row["step_seconds_median"] / plain["step_seconds_median"]
                 if row["steps"] == plain["steps"]:
                     row["identical"] = row["state_sha256"] == plain["state_sha256"]
@@ -271,6 +292,9 @@ def main() -> int:
         return 1
     print(f"\n{'case':18} {'limit':>9} {'cgroup peak':>12} {'step':>9} {'/ plain':>8} {'in/step':>9} {'out/step':>9}  same bits")
     for row in rows:
+        if "refused" in row:
+            print(f"{row['case']:18} {row['refused']}")
+            continue
         limit = "none" if row["limit_bytes"] is None else f"{row['limit_bytes'] / 1e9:.2f} GB"
         peak = "–" if row["cgroup_peak_bytes"] is None else f"{row['cgroup_peak_bytes'] / 1e9:.2f} GB"
         print(f"{row['case']:18} {limit:>9} {peak:>12} {row['step_seconds_median']:7.2f} s "
