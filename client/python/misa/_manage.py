@@ -488,7 +488,8 @@ class Run:
         # No step is shorter than its compute (the step less its stalls), nor than either direction of the link at its full
         # rate. The daemon's bound knows more, but times the compute on one early step; the lower of the two is the bound.
         compute = [step - stall for step, stall in zip(totals["step_seconds"], totals["stall_seconds"])]
-        bound_step_seconds = median(compute)
+        # The fastest step's: a bound that a slow moment of the machine could raise would be none.
+        bound_step_seconds = min(settled(compute)) if compute else 0.0
         for direction in ("load", "unload"):
             rate = totals[f"{direction}_bytes_per_second"]
             if rate > 0:
