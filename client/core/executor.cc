@@ -249,13 +249,17 @@ void Executor::Dequeue(Facet* facet) {
   facet->queued = false;
 }
 
+void Executor::StopWaitingToUnload(Facet* facet) {
+  unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), facet), unload_queue_.end());
+}
+
 void Executor::AttachLocked(Facet* facet) {
   owner_->Attach(*facet);
   facet->state.store(FacetState::kDevice, std::memory_order_seq_cst);
 }
 
 void Executor::CancelUnload(Facet* facet) {
-  unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), facet), unload_queue_.end());
+  StopWaitingToUnload(facet);
   // Blocks that are under way go on; what they write is valid as long as nobody writes to the facet, see StartUnload.
   facet->state.store(FacetState::kReady, std::memory_order_seq_cst);
 }
@@ -460,7 +464,7 @@ void Executor::Discard(Facet* facet) {
   Lock lock(mutex_);
   follower_.MarkDiscard(facet->id);
   const FacetState state = facet->state.load();
-  unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), facet), unload_queue_.end());
+  StopWaitingToUnload(facet);
   Dequeue(facet);
   facet->error.clear();
   facet->dirty.store(false);
@@ -731,7 +735,7 @@ void Executor::OnCompletion(const Completion& completion) {
         last_unload_error_ = "unloading " + f->name + " to the disk failed (" + completion.error + ").";
         problem_ = "Unloading " + f->name + " to the disk failed (" + completion.error +
                    "). It stays in memory with its content; nothing was lost. It is tried again.";
-        unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), f), unload_queue_.end());
+        StopWaitingToUnload(f);
         if (state == FacetState::kUnloading) f->state.store(FacetState::kReady, std::memory_order_seq_cst);
       }
       return;
@@ -740,7 +744,7 @@ void Executor::OnCompletion(const Completion& completion) {
     counters_.unloaded_bytes += completion.bytes;
     if (state == FacetState::kUnloading) {
       if (f->dirty.load(std::memory_order_acquire)) return;  // wanted, written and sent away again meanwhile: queued anew
-      unload_queue_.erase(std::remove(unload_queue_.begin(), unload_queue_.end(), f), unload_queue_.end());
+      StopWaitingToUnload(f);
       FreeExtents(f);
       f->state.store(FacetState::kAway, std::memory_order_seq_cst);
     }

@@ -165,6 +165,8 @@ class Executor {
 
   void StartUnload(Facet* facet);
   void CancelUnload(Facet* facet);
+  // Takes it out of the unload queue, where it is in it; blocks under way go on.
+  void StopWaitingToUnload(Facet* facet);
   Facet* PickVictim();
   // Sends one facet away; true where its room is free at once.
   bool EvictOne(Lock& lock);
