@@ -192,12 +192,7 @@ void Executor::BeginPosition(Lock& lock, const policy::Use* uses, size_t count) 
   thread_position.count = position_count_.fetch_add(1, std::memory_order_relaxed) + 1;
   thread_position.uses.assign(uses, uses + count);
   if (!options_.demand_only) RunActions(lock);
-  if (options_.stress) {
-    for (auto& facet : facets_) {
-      const FacetState state = facet->state.load();
-      if (state == FacetState::kDevice || state == FacetState::kReady) StartUnload(facet.get());
-    }
-  }
+  if (options_.stress) UnloadUnused();
 }
 
 void Executor::RunActions(Lock& lock) {
@@ -483,6 +478,13 @@ void Executor::Discard(Facet* facet) {
 }
 
 // ------------------------------------------------------------------------------------------------------- eviction
+
+void Executor::UnloadUnused() {
+  for (auto& f : facets_) {
+    const FacetState state = f->state.load();
+    if (state == FacetState::kDevice || state == FacetState::kReady) StartUnload(f.get());
+  }
+}
 
 void Executor::StartUnload(Facet* facet) {
   const FacetState before = facet->state.load();
@@ -829,10 +831,7 @@ std::string Executor::OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64
 
 void Executor::UnloadAll() {
   Lock lock(mutex_);
-  for (auto& f : facets_) {
-    const FacetState state = f->state.load();
-    if (state == FacetState::kDevice || state == FacetState::kReady) StartUnload(f.get());
-  }
+  UnloadUnused();
 }
 
 bool Executor::Drain() {

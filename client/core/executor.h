@@ -164,6 +164,8 @@ class Executor {
   void FinishStepIfDue(Lock& lock);
 
   void StartUnload(Facet* facet);
+  // Starts to unload everything that is present and not pinned.
+  void UnloadUnused();
   void CancelUnload(Facet* facet);
   // Takes it out of the unload queue, where it is in it; blocks under way go on.
   void StopWaitingToUnload(Facet* facet);
