@@ -352,22 +352,31 @@ bool Manager::Release(std::string* error) {
   *error = Flush();
   if (!error->empty()) return false;
   uint64_t held = 0;
+  uint64_t largest = 0;  // is there twice while it is copied
   for (size_t i = 0; i < executor_->facet_count(); ++i) {
     const Facet& f = *executor_->facet(static_cast<uint32_t>(i));
-    if (f.state.load() != FacetState::kEmpty) held += f.bytes;
+    if (f.state.load() == FacetState::kEmpty) continue;
+    held += f.bytes;
+    largest = std::max(largest, f.bytes);
   }
-  if (held + DeviceMeter::Get().other_bytes() > session_->info().budget_bytes) return false;
-  *error = ReleaseAll();
-  return error->empty();
+  if (held + largest + DeviceMeter::Get().other_bytes() > session_->info().budget_bytes) return false;
+  bool no_room = false;
+  *error = GiveBack(/*within_budget=*/true, &no_room);
+  return error->empty() && !no_room;
 }
 
 std::string Manager::ReleaseAll() {
+  bool no_room = false;
+  return GiveBack(/*within_budget=*/false, &no_room);
+}
+
+std::string Manager::GiveBack(bool within_budget, bool* no_room) {
   if (!open_) return "";
   std::string error;
   releasing_ = true;
   std::string failed_step;
   if (executor_) {
-    DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
+    if (!within_budget) DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
     for (size_t i = 0; i < executor_->facet_count(); ++i) {
       Facet* facet = executor_->facet(static_cast<uint32_t>(i));
       const std::vector<c10::StorageImpl*> storages = keeper_->StoragesOf(*facet);
@@ -379,12 +388,22 @@ std::string Manager::ReleaseAll() {
         continue;
       }
       keeper_->Attach(*facet);  // no sentence of a step being due, or of a failure, goes along
-      for (c10::StorageImpl* storage : storages) keeper_->Unbind(storage);
+      try {
+        for (c10::StorageImpl* storage : storages) keeper_->Unbind(storage);
+      } catch (const c10::Error&) {
+        // What has its own memory by now keeps it, the rest stays managed: both are good to use.
+        *no_room = true;
+      }
       executor_->EndUse(&use, 1);
+      if (*no_room) {
+        releasing_ = false;
+        return "";
+      }
     }
   }
   // What could not be read back stays bound: its addresses must not be given to anybody else.
   if (!error.empty()) return error;
+  DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
   // What is still due is done in ordinary memory, where no budget and no lease can be too small for it.
   for (uint32_t i = 0; i < modules_.size(); ++i) {
     if (!modules_[i]->pending.exchange(false) || !stepper_) continue;

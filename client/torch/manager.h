@@ -164,6 +164,9 @@ class Manager final : public TouchHandler {
   void EndTouch(const Touched* touched, size_t count) override;
 
  private:
+  // Both of the above. Within the budget it can find no room half way (*no_room): the rest stays managed then.
+  std::string GiveBack(bool within_budget, bool* no_room);
+
   Manager() = default;
   std::string Start(std::vector<ParameterInput> parameters, ManagerOptions options);
   std::string AdoptWeights();

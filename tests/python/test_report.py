@@ -89,6 +89,29 @@ def test_a_report_stays_the_same_after_the_end(shared_misad):
     assert run.report() == first
 
 
+@pytest.mark.parametrize("share", [0.5, 1.02, 1.2, 1.5])
+def test_giving_the_memory_back_stays_within_the_budget(shared_misad, share):
+    """Also where everything fits, but not beside the copies that are on their way: then it stays managed."""
+    torch.manual_seed(7)
+    model = Transformer(width=256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    other = misa.memory.live_bytes() - sum(p.nbytes for p in model.parameters())
+    budget = int(other + 2 * sum(p.nbytes for p in model.parameters()) * share) + (2 << 20)
+    with misa.manage(model, optimizer, budget=budget, runtime_dir=str(shared_misad.runtime_dir), chunk_bytes=65536):
+        loss_of(model, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert misa.memory.peak_bytes() <= budget
+    run = misa.current_run()
+    assert (run is None) or share < 1.2
+    assert (run is not None) or share > 1
+    before = misa.state_sha256(model, optimizer)
+    assert misa.memory.peak_bytes() <= budget
+    if run is not None:
+        run.release()
+    assert misa.state_sha256(model, optimizer) == before
+
+
 def test_modules_are_grouped_as_the_model_is(shared_misad):
     torch.manual_seed(7)
     model = Transformer()
