@@ -42,6 +42,7 @@ class Case:
     turns: int
     warm_up: int
     swap: bool = False
+    recompute: bool = False  # activation checkpointing, block by block
     cgroup: MemoryCgroup | None = None
     process: subprocess.Popen[str] | None = None
     errors: IO[str] | None = None
@@ -96,7 +97,7 @@ def start(case: Case, options: argparse.Namespace, state_bytes: int) -> None:
     case.process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.memory_limit_worker", "--case", case.name, "--width", str(options.width),
          "--hidden", str(options.hidden), "--blocks", str(options.blocks), "--rows", str(options.rows), "--threads",
-         str(options.threads), "--disk", options.disk],
+         str(options.threads), "--disk", options.disk, *(["--recompute"] if case.recompute else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=case.errors, text=True, env=environment, cwd=ROOT,
         preexec_fn=cgroup.join if cgroup is not None else None,
     )
@@ -122,6 +123,8 @@ def start(case: Case, options: argparse.Namespace, state_bytes: int) -> None:
         "parameter_count": answer["parameters"],
         "state_bytes": state_bytes,
     }
+    if case.recompute:
+        case.row["recompute"] = True
     if case.name in PEERS:
         case.row["peer"] = PEERS[case.name]
 
@@ -235,7 +238,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps-per-turn", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--cases", default="", help="comma-separated; default: all that run here")
     parser.add_argument("--disk", default="/var/tmp", help="directory of the disk tier, the mapped file and the swap file")
     parser.add_argument("--name", default="memory-limit", help="name of the report under out/bench")
@@ -252,11 +255,14 @@ def main() -> int:
     print(f"{parameters / 1e6:.0f} M parameters, state {state_bytes / 1e9:.2f} GB, {options.rows} rows a step, "
           f"{options.threads} thread(s)", flush=True)
 
-    def managed(name: str, share: float | None) -> Case:
-        return Case(name, share, options.steps_per_turn, options.turns, options.warm_up)
+    def managed(name: str, share: float | None, recompute: bool = False) -> Case:
+        return Case(name, share, options.steps_per_turn, options.turns, options.warm_up, recompute=recompute)
 
+    # At a quarter, 1024 rows' activations and the interpreter leave next to nothing: there the activations of a block are
+    # computed again in the backward pass, in a plain run beside it too.
     groups = [[managed("plain", None), managed("exact", 1 / 3), managed("exact-in-backward", 1 / 3),
-               managed("exact-eager", 1 / 3), managed("exact-quarter", 1 / 4)]]
+               managed("exact-eager", 1 / 3), managed("plain-recompute", None, recompute=True),
+               managed("exact-quarter", 1 / 4, recompute=True)]]
     if options.cgroup:
         # Slow, and their write-back disturbs others: alone, and with fewer steps.
         groups.append([Case("mmap", 1 / 3, 2, 1, 1)])
@@ -280,8 +286,10 @@ def main() -> int:
             done.extend(run_group(cases, options, state_bytes))
         # After each group: the slow ones come last, and whoever stops them keeps what was measured.
         rows = [case.row for case in done]
-        plain = next((r for r in rows if r["case"] == "plain" and "refused" not in r), None)
+        measured = {r["case"]: r for r in rows if "refused" not in r}
         for row in rows:
+            row["compared_with"] = "plain-recompute" if row.get("recompute") else "plain"
+            plain = measured.get(row["compared_with"])
             if plain is not None and "refused" not in row:
                 row["step_seconds_over_plain"] = row["step_seconds_median"] / plain["step_seconds_median"]
                 if row["steps"] == plain["steps"]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import misa
 
@@ -34,13 +35,14 @@ class Block(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, width: int, hidden: int, blocks: int) -> None:
+    def __init__(self, width: int, hidden: int, blocks: int, recompute: bool) -> None:
         super().__init__()
         self.blocks = torch.nn.ModuleList(Block(width, hidden) for _ in range(blocks))
+        self._recompute = recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self._recompute else block(x)
         return x
 
 
@@ -88,7 +90,7 @@ class MappedState:
 
 
 def warm_up(options: argparse.Namespace) -> None:
-    model = Model(options.width, options.hidden, 1)
+    model = Model(options.width, options.hidden, 1, options.recompute)
     optimizer = torch.optim.AdamW(model.parameters())
     torch.nn.functional.mse_loss(model(torch.randn(options.rows, options.width)), torch.zeros(options.rows, options.width)).backward()
     optimizer.step()
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--disk", required=True)
+    parser.add_argument("--recompute", action="store_true", help="activations of a block again in the backward pass")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
@@ -126,7 +129,7 @@ def main() -> None:
         if command == "prepare":
             budget = int(arguments[0])
             torch.manual_seed(0)
-            model = Model(options.width, options.hidden, options.blocks)
+            model = Model(options.width, options.hidden, options.blocks, options.recompute)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
             if options.case == "mmap":
                 MappedState(options.disk, model, optimizer)
