@@ -6,6 +6,8 @@
 #include <queue>
 #include <utility>
 
+#include "runtime/policy/step_bound.h"
+
 // Lower bounds of a step: facets may be split to the byte, and transfers are free to overlap anything.
 
 namespace misa::policy {
@@ -128,18 +130,6 @@ double LeastUnloads(const StepModel& model) {
     }
   }
   return LeastLoss(arcs, room);
-}
-
-// The least time in which the link moves both: alone at (load, unload), together at (duplex_load, duplex_unload). With
-// d seconds of both at once the total is (L - d * dl) / l + (U - d * du) / u + d, linear in d, so that its least is at
-// one of the ends of what d can be. ((L + U) / (dl + du) is not a bound: one direction alone may be faster than both.)
-double LinkSeconds(double loads, double unloads, const LinkRates& link) {
-  const double load = std::max(link.load, link.duplex_load);
-  const double unload = std::max(link.unload, link.duplex_unload);
-  const double apart = loads / load + unloads / unload;
-  const double d = std::min(loads / link.duplex_load, unloads / link.duplex_unload);
-  const double together = (loads - d * link.duplex_load) / load + (unloads - d * link.duplex_unload) / unload + d;
-  return std::max({loads / load, unloads / unload, std::min(apart, together)});
 }
 
 // Within a step: between the starts of the compute of position a and of a later position b, all content read from a to b
