@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan bench bench-memory-limit bench-observer lint clean
+.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,10 @@ test-asan: setup ## unit tests under the address and undefined-behaviour sanitiz
 test-tsan: setup ## unit tests under the thread sanitizer
 	@tools/build.sh tsan
 	@tools/test.sh tsan
+
+exactness: build ## managed beside plain training: families, optimizers, loops, budgets (EXACTNESS_ARGS)
+	@tools/setup.sh ecosystem
+	@$(PYTHON) -m tests.exactness $(EXACTNESS_ARGS)
 
 bench: bench-memory-limit bench-observer ## every benchmark, reports in out/bench
 

@@ -4,6 +4,7 @@
 #
 #   tools/setup.sh          for make build, test, demo, bench
 #   tools/setup.sh lint     for make lint: the formatter alone
+#   tools/setup.sh ecosystem  also what people train with (tools/requirements-ecosystem.txt), for make exactness and examples
 #
 # MISA_SKIP_PACKAGES=1 leaves the distribution's packages to you.
 source "$(dirname "$0")/common.sh"
@@ -102,5 +103,19 @@ install_python() {
   echo "$digest" >"$stamp"
 }
 
+install_ecosystem() {
+  local file=tools/requirements-ecosystem.txt
+  if .venv/bin/python -m pip install --quiet --dry-run --no-index -r $file >/dev/null 2>&1; then
+    return
+  fi
+  say "installing what people train with into .venv: $(sed '/^#/d' $file | xargs)"
+  if ! .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check -c tools/requirements.txt -r $file >"$log" 2>&1; then
+    tail -n 12 "$log" >&2
+    fail "pip could not install $file; its output is in $log. Check the network and the package index pip is set to use," \
+      "then run this again. Building and make test do without."
+  fi
+}
+
 install_packages
 [ "$purpose" = lint ] || install_python
+[ "$purpose" != ecosystem ] || install_ecosystem

@@ -238,6 +238,7 @@ void BindManager(py::module_& m) {
            })
       .def("unpin", &Manager::Unpin)
       .def("is_managed", &Manager::IsManaged)
+      .def("module_of", &Manager::ModuleOf)
       .def("release",
            [](Manager& self) {
              std::string error;

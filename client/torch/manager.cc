@@ -500,6 +500,11 @@ bool Manager::IsManaged(const at::Tensor& tensor) const {
   return tensor.has_storage() && StorageTable::Get().Find(StorageOf(tensor)) != nullptr;
 }
 
+int64_t Manager::ModuleOf(const at::Tensor& tensor) const {
+  Slot* slot = tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
+  return slot == nullptr ? -1 : slot->facet->module;
+}
+
 // ----------------------------------------------------------------------------------------------------------- stepping
 
 std::string Manager::MarkPending(uint32_t index) {

@@ -139,6 +139,8 @@ class Manager final : public TouchHandler {
   std::string Pin(const at::Tensor& tensor);
   void Unpin(const at::Tensor& tensor);
   bool IsManaged(const at::Tensor& tensor) const;
+  // The module whose storage the tensor uses; -1 where that is none.
+  int64_t ModuleOf(const at::Tensor& tensor) const;
 
   // Gives every storage memory of its own again and ends the session, where that fits the budget; otherwise
   // everything stays managed, loaded on demand. Returns whether it was given back.

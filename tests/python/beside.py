@@ -1,6 +1,6 @@
 """Runs one training loop plain and managed and compares every bit.
 
-A loop is a function `loop(manage)`: it makes model and optimizer from a seed, trains inside `with manage(model, optimizer):`
+A loop is a function `loop(manage)`: it makes model and optimizer (one, or a list) from a seed, trains inside `with manage(model, optimizer):`
 and gives model, optimizer and a list of whatever it looked at on its way (losses, generated tokens, …). The same code runs
 plain, where `manage` does nothing.
 """
@@ -17,7 +17,7 @@ import torch
 
 from tests.python.processes import Misad
 
-Loop = Callable[[Callable[..., Any]], tuple[torch.nn.Module, Any, list[Any]]]
+Loop = Callable[[Callable[..., Any]], tuple[Any, Any, list[Any]]]
 
 # What a run looks like from outside: under memory pressure, and with everything sent away at every touch.
 PRESSURES = ("tight", "stress")
@@ -39,9 +39,10 @@ class Managed:
     report: dict[str, Any]
 
 
-def digest(model: torch.nn.Module, optimizers: Any) -> str:
+def digest(models: Any, optimizers: Any) -> str:
+    models = models if isinstance(models, (list, tuple)) else [models]
     optimizers = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-    return " ".join(misa.state_sha256(model, optimizer) for optimizer in optimizers)
+    return " ".join(misa.state_sha256(model, optimizer) for model in models for optimizer in optimizers)
 
 
 def plain(loop: Loop) -> Plain:
@@ -65,8 +66,7 @@ def managed(loop: Loop, misad: Misad, budget: int, **options: Any) -> Managed:
         kept["run"] = run
         try:
             yield run
-            first = model if isinstance(model, torch.nn.Module) else model[0]
-            kept["sha256"] = digest(first, optimizer)
+            kept["sha256"] = digest(model, optimizer)
             kept["peak"] = misa.memory.peak_bytes()
         finally:
             run.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, Callable
 
@@ -435,7 +436,7 @@ def two_models_in_turn(manage: Any) -> Result:
     torch.manual_seed(7)
     both = nn.ModuleDict({"first": Mlp(), "second": Mlp()})
     optimizers = [adamw(both["first"].parameters()), adamw(both["second"].parameters(), lr=1e-3)]
-    with manage([both], optimizers):
+    with manage(both, optimizers):
         for step in range(STEPS):
             for name, optimizer in zip(("first", "second"), optimizers):
                 for _ in range(2):
@@ -577,6 +578,114 @@ def state_saved_and_loaded(manage: Any) -> Result:
                 kept.append(sorted(saved["state"]))
                 del saved, states, part
     return model, optimizer, kept
+
+
+def scaled(manage: Any, **options: Any) -> Result:
+    model = transformer()
+    optimizer = adamw(model.parameters(), **options)
+    # So high that the first step overflows and is left out.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100, growth_interval=2)
+    seen = []
+    with manage(model, optimizer):
+        for step in range(STEPS + 1):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+                seen.append(clip_grad_norm_(model.parameters(), 0.1).item())
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append(scaler.get_scale())
+    return model, optimizer, seen
+
+
+@feature(LATER)
+def gradients_scaled(manage: Any) -> Result:
+    return scaled(manage)
+
+
+@feature(LATER)
+def gradients_scaled_for_a_fused_optimizer(manage: Any) -> Result:
+    """Here the optimizer itself unscales, in a step that may come long after the scaler took its word back."""
+    return scaled(manage, fused=True)
+
+
+@feature(ALL)
+def optimizer_state_looked_at(manage: Any) -> Result:
+    """Its counters are no tensors of ours, and are right all the same while a step is due."""
+    model = transformer()
+    optimizer = adamw(model.parameters())
+    seen: list[Any] = []
+    with manage(model, optimizer):
+        for step in range(STEPS):
+            seen.append((model.norm.weight in optimizer.state, len(optimizer.state)))
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            seen.append(optimizer.state[model.norm.weight]["step"].item())
+            seen.append([value["step"].item() for value in optimizer.state.values()])
+    assert type(optimizer.state) is type(torch.optim.AdamW([nn.Parameter(torch.ones(1))]).state)
+    return model, optimizer, seen
+
+
+@feature(LATER)
+def optimizer_copied(manage: Any) -> Result:
+    model = transformer()
+    optimizer = adamw(model.parameters())
+    seen: list[Any] = []
+    with manage(model, optimizer):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            other, theirs = copy.deepcopy((model.norm, optimizer))
+            seen.append([value["step"].item() for value in theirs.state.values()])
+            other.weight.grad = torch.ones_like(other.weight)
+            theirs.step()
+            seen.append(other.weight.sum().item())
+            del other, theirs
+    return model, optimizer, seen
+
+
+@feature(ALL)
+def parameters_added_and_removed(manage: Any) -> Result:
+    """As adapters are: the model grows while it is managed, trains both, and loses the new part again."""
+    model = transformer()
+    optimizer = adamw(model.parameters())
+    seen = []
+    with manage(model, optimizer):
+        for step in range(STEPS + 4):
+            if step == 2:
+                torch.manual_seed(11)
+                grown = nn.Sequential(nn.Linear(96, 160), nn.Tanh(), nn.Linear(160, 96))
+                model.blocks.append(grown)
+                optimizer.add_param_group({"params": list(grown.parameters()), "lr": 1e-2})
+            if step == 5:
+                seen.append([p.abs().sum().item() for p in grown.parameters()])
+                del model.blocks[3], grown
+                del optimizer.param_groups[1]
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+    return model, optimizer, seen
+
+
+@feature(ALL)
+def thawed_on_the_way(manage: Any) -> Result:
+    """Frozen when the management begins."""
+    model = transformer()
+    optimizer = adamw(model.parameters())
+    for parameter in model.blocks[1].parameters():
+        parameter.requires_grad_(False)
+    with manage(model, optimizer):
+        for step in range(STEPS + 1):
+            if step == 1:
+                for parameter in model.blocks[1].parameters():
+                    parameter.requires_grad_(True)
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+    return model, optimizer, []
 
 
 @feature(ALL)

@@ -1,4 +1,5 @@
-"""Gradient clipping, module by module: torch's own hands every gradient to one operator, so all would have to fit at once."""
+"""Clipping and unscaling of gradients, one by one: torch's own hand every gradient to one operator, so all would have to fit
+at once."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ class _OneByOne:
 
 
 @contextlib.contextmanager
-def clipping_by_module(run: Any) -> Iterator[None]:
-    """While open, torch's clipping functions handle one gradient at a time, with the same bits as before.
+def by_module(run: Any) -> Iterator[None]:
+    """While open, torch's clipping functions and GradScaler handle one gradient at a time, with the same bits as before.
 
     They are changed inside, in what they group gradients by and take norms with, so that names imported before
     (`from torch.nn.utils import clip_grad_norm_`) are changed too.
     """
     inside = torch.nn.utils.clip_grad
+    unscale = torch._amp_foreach_non_finite_check_and_unscale_
     group, total_norm = inside._group_tensors_by_device_and_dtype, inside._get_total_norm
 
     def group_one_by_one(nested: list[list[torch.Tensor]], *arguments: Any) -> _OneByOne:
@@ -41,6 +43,11 @@ def clipping_by_module(run: Any) -> Iterator[None]:
             run.refuse_early("clip gradients")
         return total_norm(tensors, *arguments, **options)
 
+    def unscale_one_by_one(tensors: Any, found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+        for tensor in tensors:
+            unscale([tensor], found_inf, inverse_scale)
+
+    torch._amp_foreach_non_finite_check_and_unscale_ = unscale_one_by_one
     inside._group_tensors_by_device_and_dtype = group_one_by_one
     inside._get_total_norm = total_norm_or_refusal
     try:
@@ -48,3 +55,4 @@ def clipping_by_module(run: Any) -> Iterator[None]:
     finally:
         inside._group_tensors_by_device_and_dtype = group
         inside._get_total_norm = total_norm
+        torch._amp_foreach_non_finite_check_and_unscale_ = unscale

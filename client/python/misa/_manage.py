@@ -8,6 +8,7 @@ import os
 import shutil
 import statistics
 import sys
+import threading
 import types
 from pathlib import Path
 from types import TracebackType
@@ -17,17 +18,20 @@ import torch
 from torch.optim import Optimizer
 
 from . import _C
-from ._clip import clipping_by_module
+from ._clip import by_module
 from ._optimizers import (
+    WatchedState,
     expected_state_bytes,
     is_known,
     is_separable,
     raw_step,
     snapshot_group,
+    snapshot_scaling,
     state_tensors,
     step_bytes,
 )
 from ._sampling import Sampled, SamplingDriver
+from ._wrappers import refuse_sharded, unwrap_model, unwrap_optimizer, world_size
 from .memory import Timeline
 
 _MODES = ("exact", "sampled")
@@ -77,12 +81,14 @@ def _daemon_binary() -> str:
 class _Pending:
     """What a module's deferred step needs: the gradients of the moment of `step()` and the options of that moment."""
 
-    __slots__ = ("gradients", "groups", "actions")
+    __slots__ = ("gradients", "groups", "scaling", "actions")
 
     def __init__(self) -> None:
         self.gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
         # (optimizer, [(options, parameters)])
         self.groups: list[tuple[Optimizer, list[tuple[dict[str, Any], list[torch.Tensor]]]]] = []
+        # What a GradScaler told a fused optimizer for this step, by the optimizer's id.
+        self.scaling: dict[int, dict[str, torch.Tensor]] = {}
         # Called after the optimizer's step, in order.
         self.actions: list[Any] = []
 
@@ -115,6 +121,10 @@ class Run:
         self._manager: _C.Manager | None = None
         self._report: dict[str, Any] | None = None
         self._pending: dict[int, _Pending] = {}
+        # Parameters that came later: those not managed, and all of them, kept alive.
+        self._stepping_threads: set[int] = set()
+        self._left_alone: set[int] = set()
+        self._keep: list[torch.Tensor] = []
         # Parameters that have stepped in the backward since their optimizer's last step().
         self._stepped_early: set[int] = set()
         self._steps = 0
@@ -129,14 +139,8 @@ class Run:
                       "step(), module by module.", file=sys.stderr)
             self._step_mode = "eager"
 
-        named: list[tuple[str, torch.Tensor]] = []
-        seen: set[int] = set()
-        for number, model in enumerate(self._models):
-            prefix = f"model{number}." if len(self._models) > 1 else ""
-            for name, parameter in model.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    named.append((prefix + name, parameter))
+        named = _named_parameters(self._models)
+        seen = {id(parameter) for _, parameter in named}
         owners = {id(p): (o, g) for o in self._optimizers for g in o.param_groups for p in g["params"]}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -201,7 +205,7 @@ class Run:
         self._patch_optimizers()
         self._timeline = Timeline()
         self._timeline.__enter__()
-        self._clip = clipping_by_module(self)
+        self._clip = by_module(self)
         self._clip.__enter__()
 
     @staticmethod
@@ -240,12 +244,25 @@ class Run:
             optimizer.step = bound  # type: ignore[method-assign]
             # Learning-rate schedulers look for these marks to see that step() came before scheduler.step().
             optimizer.step.__func__._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+            self._watch_state(optimizer)
             self._zero_grads.append((optimizer, optimizer.__dict__.get("zero_grad")))
             optimizer.zero_grad = types.MethodType(self._zero_grad, optimizer)  # type: ignore[method-assign]
             self._hook_handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.flush()))
             # What is loaded replaces the state after the steps before, and is managed from then on.
             self._hook_handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush()))
-            self._hook_handles.append(optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_loaded_state()))
+            self._hook_handles.append(optimizer.register_load_state_dict_post_hook(self._adopt_loaded_state))
+
+    def _watch_state(self, optimizer: Optimizer) -> None:
+        """Whoever reads the optimizer's state sees the steps that were due done: counters in it are no tensors of ours."""
+        optimizer.state = WatchedState(optimizer.state, self._look_at_state)  # type: ignore[assignment]
+
+    def _look_at_state(self, parameter: Any) -> None:
+        if self._manager is None or threading.get_ident() in self._stepping_threads:
+            return  # the optimizer itself
+        if parameter is WatchedState.ALL:
+            self.flush()
+        elif (module := self._module_of.get(id(parameter))) is not None and self._manager.is_pending(module):
+            self._manager.step_module(module)
 
     def _unpatch_optimizers(self) -> None:
         for optimizer, original in self._originals:
@@ -253,6 +270,8 @@ class Run:
                 optimizer.__dict__.pop("step", None)
             else:
                 optimizer.step = original  # type: ignore[method-assign]
+        for optimizer in self._optimizers:
+            optimizer.state = WatchedState.plain(optimizer.state)  # type: ignore[assignment]
         for optimizer, original in self._zero_grads:
             if original is None:
                 optimizer.__dict__.pop("zero_grad", None)
@@ -279,8 +298,9 @@ class Run:
                         parameter.grad.requires_grad_(False)
                     parameter.grad.zero_()
 
-    def _adopt_loaded_state(self) -> None:
+    def _adopt_loaded_state(self, optimizer: Optimizer) -> None:
         assert self._manager is not None
+        self._watch_state(optimizer)
         for module in range(len(self._modules)):
             self._manager.step_module(module)
 
@@ -326,7 +346,10 @@ class Run:
                     self._refuse_second_gradient(parameter)
             manager.settle([self._place[id(p)] for p in mine])
             self._stepped_early.difference_update(map(id, mine))
+        self._take_new_parameters(optimizer)
         due: dict[int, list[tuple[dict[str, Any], list[torch.Tensor]]]] = {}
+        unmanaged: list[tuple[dict[str, Any], torch.Tensor]] = []
+        scaling = snapshot_scaling(optimizer)
         for group in optimizer.param_groups:
             options: dict[str, Any] | None = None
             parts: dict[int, list[torch.Tensor]] = {}
@@ -334,11 +357,8 @@ class Run:
                 if parameter.grad is None:
                     continue
                 if id(parameter) not in self._module_of:
-                    raise RuntimeError(
-                        f"{type(optimizer).__name__} trains a tensor of shape {tuple(parameter.shape)} that was not there "
-                        "when misa.manage was called: give the memory back with run.release() and manage the model again. "
-                        "Nothing was changed by this step()."
-                    )
+                    unmanaged.append((group, parameter))
+                    continue
                 parts.setdefault(self._module_of[id(parameter)], []).append(parameter)
             for module, parameters in parts.items():
                 if options is None:
@@ -350,8 +370,11 @@ class Run:
                 manager.step_module(module)
             pending = self._pending.setdefault(module, _Pending())
             pending.groups.append((optimizer, groups))
+            pending.scaling[id(optimizer)] = scaling
             pending.gradients.extend((p, p.grad) for _, ps in groups for p in ps)
             manager.mark_pending(module)
+        for group, parameter in unmanaged:
+            self._raw_step(optimizer, [({k: v for k, v in group.items() if k != "params"}, [parameter])], scaling)
         if self._step_mode != "deferred":
             manager.flush()
         for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_hooks("_global_optimizer_post_hooks")):
@@ -363,7 +386,8 @@ class Run:
                     [(m, s, q, n) for m, s, q, n in stats], defer=self._defer
                 )
                 self._publish_sampling()
-                manager.watch_gradients()
+            # Parameters may have been thawed.
+            manager.watch_gradients()
             manager.end_step()
         return loss
 
@@ -375,8 +399,57 @@ class Run:
         if self._step_mode != "deferred":
             self._manager.step_module(module)
 
+    @staticmethod
+    def _raw_step(optimizer: Optimizer, groups: list[tuple[dict[str, Any], list[torch.Tensor]]],
+                  scaling: dict[str, torch.Tensor]) -> None:
+        """The optimizer's own step for these parameters alone, with the options of the moment of `step()`."""
+        kept = optimizer.param_groups
+        now = snapshot_scaling(optimizer, cloned=False)
+        optimizer.param_groups = [{**options, "params": parameters} for options, parameters in groups]
+        optimizer.__dict__.update(scaling)
+        try:
+            with _plain_context():
+                raw_step(optimizer)()
+        finally:
+            optimizer.param_groups = kept
+            for name in scaling:
+                del optimizer.__dict__[name]
+            optimizer.__dict__.update(now)
+
+    def _take_new_parameters(self, optimizer: Optimizer) -> None:
+        """Parameters that came after `manage` (LoRA's adapters, a new head) are trained like the others, in ordinary memory."""
+        groups = [(group, p) for group in optimizer.param_groups for p in group["params"]
+                  if id(p) not in self._module_of and id(p) not in self._left_alone]
+        if not groups:
+            return
+        assert self._manager is not None
+        fresh: list[torch.Tensor] = []
+        for _, parameter in groups:
+            self._keep.append(parameter)  # an id must not be given to another tensor
+            module = self._manager.module_of(parameter)
+            if module >= 0:
+                # A new name for what is managed already.
+                self._module_of[id(parameter)] = module
+                self._module_parameters[module].append(parameter)
+            else:
+                self._left_alone.add(id(parameter))
+                fresh.append(parameter)
+        if fresh:
+            print(f"misa: {len(fresh)} parameters that {type(optimizer).__name__} was given later stay in ordinary memory, "
+                  "count against the budget and step inside step(). To manage them as well, release() this run and manage "
+                  "the model again.", file=sys.stderr)
+
     def _run_step(self, module: int) -> list[torch.Tensor]:
         """What is due for one module; called with its facets present. Returns its optimizer state."""
+        outermost = threading.get_ident() not in self._stepping_threads
+        self._stepping_threads.add(threading.get_ident())
+        try:
+            return self._run_step_now(module)
+        finally:
+            if outermost:
+                self._stepping_threads.discard(threading.get_ident())
+
+    def _run_step_now(self, module: int) -> list[torch.Tensor]:
         pending = self._pending.get(module)
         parameters = self._module_parameters[module]
         if pending is not None:
@@ -387,13 +460,7 @@ class Run:
                     if parameter.grad is not gradient:
                         parameter.grad = gradient
                 for optimizer, groups in pending.groups:
-                    kept = optimizer.param_groups
-                    optimizer.param_groups = [{**options, "params": ps} for options, ps in groups]
-                    try:
-                        with _plain_context():
-                            raw_step(optimizer)()
-                    finally:
-                        optimizer.param_groups = kept
+                    self._raw_step(optimizer, groups, pending.scaling.get(id(optimizer), {}))
             finally:
                 for parameter, gradient in current:
                     if parameter.grad is not gradient:
@@ -581,7 +648,7 @@ class Run:
             # Nothing steps any more; once nobody else holds the model, its memory is free.
             self._manager.let_go()
             self._models, self._owners, self._module_parameters, self._module_of = [], {}, [], {}
-            self._parameters, self._place = [], {}
+            self._parameters, self._place, self._keep = [], {}, []
             self._optimizers, self._sampling, self._pending = [], None, {}
             return
         self._manager = None
@@ -590,6 +657,16 @@ class Run:
     def release(self) -> None:
         """Gives every tensor memory of its own again, whatever it takes, and ends the session."""
         self.close(keep_managed=False)
+
+
+def _named_parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
+    """Every parameter once, under the first of its names; the models are told apart where there are several."""
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    for number, model in enumerate(models):
+        prefix = f"model{number}." if len(models) > 1 else ""
+        for name, parameter in model.named_parameters():
+            named.setdefault(id(parameter), (prefix + name, parameter))
+    return list(named.values())
 
 
 def _global_hooks(name: str) -> list[Any]:
@@ -666,6 +743,16 @@ def manage(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not models or not optimizers:
         raise ValueError("misa.manage needs at least one model and one optimizer.")
+    if step == "in_backward" and world_size() > 1:
+        raise ValueError(
+            f"torch.distributed runs {world_size()} processes, and step=\"in_backward\" would step with this process's gradients "
+            "before they are averaged with the others': use step=\"deferred\", which gives plain training's bits. Nothing was "
+            "changed."
+        )
+    for one in models:
+        refuse_sharded(one)
+    models = [unwrap_model(one) for one in models]
+    optimizers = [unwrap_optimizer(one) for one in optimizers]
     _current = Run(
         models,
         optimizers,

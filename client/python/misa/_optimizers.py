@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from typing import Any, Callable, Iterator
 
 import torch
@@ -25,6 +26,18 @@ _STATE_COPIES: dict[type, Callable[[dict[str, Any]], float]] = {
 }
 
 
+# Optimizers from outside torch of the same kind, by the name of their class: misa needs none of their packages.
+_OUTSIDE_STATE_COPIES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "lion_pytorch.lion_pytorch.Lion": lambda g: 1,
+    "transformers.optimization.Adafactor": lambda g: 1 if g.get("beta1") is not None else 0,
+}
+
+
+def _state_copies(optimizer: Optimizer) -> Callable[[dict[str, Any]], float] | None:
+    kind = type(optimizer)
+    return _STATE_COPIES.get(kind) or _OUTSIDE_STATE_COPIES.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
 # Temporary tensors of a step that live at once, in copies of the parameter (measured; without weight decay).
 _STEP_COPIES: dict[type, int] = {
     torch.optim.Adam: 2,
@@ -43,7 +56,7 @@ _STEP_COPIES: dict[type, int] = {
 
 def is_known(optimizer: Optimizer) -> bool:
     """Its class itself is listed; a subclass may do anything in its step."""
-    return type(optimizer) in _STATE_COPIES
+    return _state_copies(optimizer) is not None
 
 
 def is_separable(optimizer: Optimizer) -> bool:
@@ -53,7 +66,7 @@ def is_separable(optimizer: Optimizer) -> bool:
 
 def expected_state_bytes(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> int:
     """Bytes of state the optimizer will keep for one parameter; 0 where that is not known."""
-    copies = _STATE_COPIES.get(type(optimizer))
+    copies = _state_copies(optimizer)
     if copies is None:
         return 0
     return int(copies(group) * parameter.numel() * parameter.element_size())
@@ -63,7 +76,8 @@ def step_bytes(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Ten
     """Bytes of temporary tensors that a step of one parameter needs; 0 where that is not known."""
     if group.get("fused"):
         return 0
-    copies = _STEP_COPIES.get(type(optimizer), 0)
+    # Two for those from outside.
+    copies = _STEP_COPIES.get(type(optimizer), 2 if is_known(optimizer) else 0)
     decoupled = isinstance(optimizer, (torch.optim.AdamW, torch.optim.Adafactor)) or group.get("decoupled_weight_decay")
     if copies and (group.get("maximize") or (group.get("weight_decay") and not decoupled)):
         copies += 1
@@ -85,6 +99,81 @@ def snapshot_group(group: dict[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key != "params"
     }
+
+
+def snapshot_scaling(optimizer: Optimizer, cloned: bool = True) -> dict[str, torch.Tensor]:
+    """What a GradScaler has set on a fused optimizer for its next step, and takes away after it."""
+    found = {name: optimizer.__dict__[name] for name in ("grad_scale", "found_inf") if name in optimizer.__dict__}
+    return {name: value.clone() if cloned and isinstance(value, torch.Tensor) else value for name, value in found.items()}
+
+
+class WatchedState(defaultdict):
+    """An optimizer's state that calls `look(parameter)` before somebody sees a parameter's part of it, and
+    `look(WatchedState.ALL)` before somebody sees all of it."""
+
+    ALL = object()
+
+    def __init__(self, state: Any, look: Callable[[Any], None]) -> None:
+        super().__init__(dict, state)
+        self._look = look
+
+    @staticmethod
+    def plain(state: Any) -> Any:
+        if not isinstance(state, WatchedState):
+            return state
+        state._look = lambda _: None
+        return defaultdict(dict, state)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._look(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self._look(key)
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._look(key)
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self._look(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self._look(key)
+        return super().setdefault(key, default)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._look(self.ALL)
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._look(self.ALL)
+        return super().__len__()
+
+    def keys(self) -> Any:
+        self._look(self.ALL)
+        return super().keys()
+
+    def values(self) -> Any:
+        self._look(self.ALL)
+        return super().values()
+
+    def items(self) -> Any:
+        self._look(self.ALL)
+        return super().items()
+
+    def copy(self) -> Any:
+        self._look(self.ALL)
+        return defaultdict(dict, super().items())
+
+    __copy__ = copy
+
+    def __reduce__(self) -> Any:
+        # Copies and pickles are plain ones.
+        self._look(self.ALL)
+        return defaultdict, (dict,), None, None, iter(list(super().items()))
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

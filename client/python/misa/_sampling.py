@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import _C
+from ._wrappers import world_size
 
 # (module, sum, sum of squares, elements)
 Statistics = tuple[int, float, float, int]
@@ -97,6 +98,7 @@ class SamplingDriver:
 
     def end_step(self, statistics: Sequence[Statistics], defer: Callable[[int, Callable[[], None]], None]) -> None:
         """Folds one step's statistics in; at the end of a round hands what has to happen to each module to `defer`."""
+        statistics = self._of_all_ranks(statistics)
         place = {module: i for i, module in enumerate(self._samplable)}
         before = [self._samplable[i] for i in self._sampler.active()]
         for module, total, squares, count in statistics:
@@ -115,6 +117,33 @@ class SamplingDriver:
             if module not in after:
                 for parameter in self._parameters[module]:
                     parameter.grad = None
+
+    def _of_all_ranks(self, statistics: Sequence[Statistics]) -> Sequence[Statistics]:
+        """In a distributed job the sums over all processes, so that every one draws the same sets; a digest of what has been
+        drawn so far is compared on the way."""
+        ranks = world_size()
+        if ranks == 1:
+            return statistics
+        mine = torch.zeros(len(self._groups) + 1, 3, dtype=torch.float64)
+        for module, total, squares, count in statistics:
+            mine[module] = torch.tensor([total, squares, float(count)], dtype=torch.float64)
+        # 32 bits at a time: a double holds them exactly.
+        digest = self._sampler.digest()
+        mine[-1] = torch.tensor([digest & 0xFFFFFFFF, digest >> 32, 0], dtype=torch.float64)
+        theirs = [torch.empty_like(mine) for _ in range(ranks)]
+        torch.distributed.all_gather(theirs, mine)
+        different = [rank for rank, one in enumerate(theirs) if not torch.equal(one[-1], mine[-1])]
+        if different:
+            raise RuntimeError(
+                f"Rank {torch.distributed.get_rank()} and rank {different[0]} have drawn different modules to train: their "
+                "options, seeds or models differ, or one went on alone. What was trained up to here differs between them; "
+                "go back to the last checkpoint."
+            )
+        # In the order of ranks, so that the sum is the same everywhere.
+        total = theirs[0][:-1].clone()
+        for one in theirs[1:]:
+            total += one[:-1]
+        return [(module, float(s), float(q), int(n)) for module, (s, q, n) in enumerate(total.tolist()) if n]
 
     def _momentum_options(self, module: int) -> list[tuple[Optimizer, torch.Tensor, float, float, float]]:
         """(optimizer, parameter, lr, beta1, eps) of the module's parameters; beta1 and eps are 0 where there are none."""
