@@ -22,7 +22,7 @@ def main() -> None:
         args=TrainingArguments(
             output_dir=str(Path(options.out) / "hugging_face"), max_steps=options.steps,
             per_device_train_batch_size=options.rows, learning_rate=1e-3, lr_scheduler_type="cosine", warmup_steps=2,
-            weight_decay=0.1, max_grad_norm=1.0, logging_steps=5, save_strategy="no", report_to=["tensorboard"], seed=7,
+            weight_decay=0.1, max_grad_norm=1.0, logging_steps=max(1, min(5, options.steps // 2)), save_strategy="no", report_to=["tensorboard"], seed=7,
             use_cpu=True, dataloader_pin_memory=False),
         train_dataset=data,
     )

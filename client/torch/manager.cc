@@ -502,7 +502,7 @@ bool Manager::IsManaged(const at::Tensor& tensor) const {
 
 int64_t Manager::ModuleOf(const at::Tensor& tensor) const {
   Slot* slot = tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
-  return slot == nullptr ? -1 : slot->facet->module;
+  return slot == nullptr ? -1 : static_cast<int64_t>(slot->facet->module);
 }
 
 // ----------------------------------------------------------------------------------------------------------- stepping

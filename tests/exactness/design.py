@@ -76,7 +76,7 @@ def rows(seed: int = 0, families: Iterable[str] = tuple(FAMILIES)) -> list[Row]:
             if ("loop pressure", loop, pressure) not in covered:
                 best([Row(f, o, loop, draw.choice(LOOPS[loop].modes), pressure)
                       for f in families for o in OPTIMIZERS if _possible(f, o, loop)])
-    chosen.extend(Row(families[0], optimizer, "plain", "deferred", "comfortable") for optimizer in REFUSED)
+    chosen.extend(Row(families[0], optimizer, "closure", "deferred", "comfortable") for optimizer in REFUSED)
     return chosen
 
 

@@ -358,7 +358,9 @@ def optimizer_state_loaded(case: Case, manage: Any) -> Result:
     with manage(model, optimizer):
         for step in range(2):
             one_step(case, model, optimizer, step)
-        kept = copy.deepcopy(optimizer.state_dict())
+        kept = optimizer.state_dict()
+        kept["state"] = {i: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+                         for i, values in kept["state"].items()}
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         one_step(case, model, optimizer, 2)
         model.load_state_dict(weights)
@@ -606,8 +608,10 @@ def lora(case: Case, manage: Any) -> Result:
             optimizer.step()
             seen.append(loss.item())
             if step == 1:
+                # Evaluated with the adapters folded into the weights, and back.
                 model.merge_adapter()
-            if step == 2:
+                with torch.no_grad():
+                    seen.append(case.family.loss(model, batch_of(case.family, 50)).item())
                 model.unmerge_adapter()
     return model, optimizer, seen
 

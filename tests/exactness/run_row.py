@@ -63,7 +63,8 @@ def run_row(row: Row, misad: Misad) -> dict[str, Any]:
                 found = re.search(r"smallest budget that works here is (?:above )?(\d+) bytes", str(error))
                 if found is None or int(found.group(1)) <= budget:
                     raise
-                budget = int(found.group(1)) + 1024
+                # One operator after the other says what it needs: a little more each time, or the search takes long.
+                budget = int(found.group(1)) + attempt * expected.bytes // 400
                 del error
             else:
                 break

@@ -38,10 +38,10 @@ def job(folder: Any, misad: Any, cases: list[dict[str, Any]], **settings: Any) -
 
 
 CASES = [
-    {"mode": "exact", "step": "deferred", "views": False, "share": 0.6},
-    {"mode": "exact", "step": "deferred", "views": True, "share": 0.6},
-    {"mode": "exact", "step": "eager", "views": False, "share": 0.6},
-    {"mode": "sampled", "step": "deferred", "views": False, "share": 0.7},
+    {"mode": "exact", "step": "deferred", "views": False, "share": 0.75},
+    {"mode": "exact", "step": "deferred", "views": True, "share": 0.75},
+    {"mode": "exact", "step": "eager", "views": False, "share": 0.75},
+    {"mode": "sampled", "step": "deferred", "views": False, "share": 0.9},
 ]
 
 
@@ -62,7 +62,7 @@ def test_two_ranks_train_to_the_bits_of_the_plain_job(folder, shared_misad):
 
 
 def test_ranks_that_draw_different_sets_stop(folder, shared_misad):
-    case = {"mode": "sampled", "step": "deferred", "views": False, "share": 0.7}
+    case = {"mode": "sampled", "step": "deferred", "views": False, "share": 0.9}
     results = job(folder, shared_misad, [case], seeds=[3, 4])
     assert all(status != 0 for status, *_ in results)
     assert any("have drawn different modules" in errors for _, _, errors in results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any, Callable
 
@@ -625,25 +624,6 @@ def optimizer_state_looked_at(manage: Any) -> Result:
             seen.append(optimizer.state[model.norm.weight]["step"].item())
             seen.append([value["step"].item() for value in optimizer.state.values()])
     assert type(optimizer.state) is type(torch.optim.AdamW([nn.Parameter(torch.ones(1))]).state)
-    return model, optimizer, seen
-
-
-@feature(LATER)
-def optimizer_copied(manage: Any) -> Result:
-    model = transformer()
-    optimizer = adamw(model.parameters())
-    seen: list[Any] = []
-    with manage(model, optimizer):
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-            other, theirs = copy.deepcopy((model.norm, optimizer))
-            seen.append([value["step"].item() for value in theirs.state.values()])
-            other.weight.grad = torch.ones_like(other.weight)
-            theirs.step()
-            seen.append(other.weight.sum().item())
-            del other, theirs
     return model, optimizer, seen
 
 

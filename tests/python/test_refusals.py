@@ -349,14 +349,19 @@ def test_a_second_manage_is_refused(shared_misad):
     assert "step" not in optimizer.__dict__ and "zero_grad" not in optimizer.__dict__
 
 
-def test_clipping_is_torchs_own_again_afterwards(shared_misad):
+def test_clipping_and_scaling_are_torchs_own_again_afterwards(shared_misad):
     inside = torch.nn.utils.clip_grad
-    before = (inside._group_tensors_by_device_and_dtype, inside._get_total_norm)
+
+    def functions() -> tuple[Any, ...]:
+        return (inside._group_tensors_by_device_and_dtype, inside._get_total_norm,
+                torch._amp_foreach_non_finite_check_and_unscale_, torch.amp.GradScaler._unscale_grads_)
+
+    before = functions()
     model, optimizer = mlp()
     run = manage(shared_misad, model, optimizer)
-    assert inside._get_total_norm is not before[1]
+    assert all(now is not then for now, then in zip(functions(), before))
     run.release()
-    assert (inside._group_tensors_by_device_and_dtype, inside._get_total_norm) == before
+    assert functions() == before
 
 
 # ----------------------------------------------------------------------------------------- what in_backward forbids
@@ -372,6 +377,17 @@ def test_clipping_after_steps_in_backward_is_refused(shared_misad):
         with pytest.raises(RuntimeError, match="too late to clip"):
             clip()
         optimizer.step()
+    run.release()
+
+
+def test_unscaling_after_steps_in_backward_is_refused(shared_misad):
+    model, optimizer = mlp()
+    scaler = torch.amp.GradScaler("cpu")
+    run = manage(shared_misad, model, optimizer, step="in_backward")
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, 0)).backward()
+    with pytest.raises(RuntimeError, match="too late to unscale"):
+        scaler.step(optimizer)
     run.release()
 
 

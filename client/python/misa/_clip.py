@@ -29,6 +29,7 @@ def by_module(run: Any) -> Iterator[None]:
     (`from torch.nn.utils import clip_grad_norm_`) are changed too.
     """
     inside = torch.nn.utils.clip_grad
+    unscale_grads = torch.amp.GradScaler._unscale_grads_
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
     group, total_norm = inside._group_tensors_by_device_and_dtype, inside._get_total_norm
 
@@ -47,6 +48,11 @@ def by_module(run: Any) -> Iterator[None]:
         for tensor in tensors:
             unscale([tensor], found_inf, inverse_scale)
 
+    def unscale_or_refusal(scaler: Any, *arguments: Any) -> Any:
+        run.refuse_early("unscale gradients")
+        return unscale_grads(scaler, *arguments)
+
+    torch.amp.GradScaler._unscale_grads_ = unscale_or_refusal
     torch._amp_foreach_non_finite_check_and_unscale_ = unscale_one_by_one
     inside._group_tensors_by_device_and_dtype = group_one_by_one
     inside._get_total_norm = total_norm_or_refusal
@@ -56,3 +62,4 @@ def by_module(run: Any) -> Iterator[None]:
         inside._group_tensors_by_device_and_dtype = group
         inside._get_total_norm = total_norm
         torch._amp_foreach_non_finite_check_and_unscale_ = unscale
+        torch.amp.GradScaler._unscale_grads_ = unscale_grads
