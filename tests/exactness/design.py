@@ -1,5 +1,5 @@
-"""Which rows are run: not the full product, but every pair of a family with an optimizer, a loop with an optimizer, and
-both with each way of stepping and each pressure on memory."""
+"""Which rows are run: not the full product, but every pair of a family with an optimizer, a loop with an optimizer and with a
+kind of model, and all of them with each pressure on memory."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Row:
         yield "family optimizer", self.family, self.optimizer
         yield "loop optimizer", self.loop, self.optimizer
         yield "family loop", self.family, self.loop
+        yield "kind loop", FAMILIES[self.family].kind, self.loop
         for what in ("family", "optimizer", "loop"):
             yield f"{what} pressure", getattr(self, what), self.pressure
             yield f"{what} step", getattr(self, what), self.step
@@ -76,6 +77,11 @@ def rows(seed: int = 0, families: Iterable[str] = tuple(FAMILIES)) -> list[Row]:
             if ("loop pressure", loop, pressure) not in covered:
                 best([Row(f, o, loop, draw.choice(LOOPS[loop].modes), pressure)
                       for f in families for o in OPTIMIZERS if _possible(f, o, loop)])
+    for kind in sorted({FAMILIES[name].kind for name in families}):
+        for loop in LOOPS:
+            if ("kind loop", kind, loop) not in covered:
+                best([Row(f, o, loop, draw.choice(LOOPS[loop].modes), draw.choice(PRESSURES))
+                      for f in families if FAMILIES[f].kind == kind for o in OPTIMIZERS if _possible(f, o, loop)])
     chosen.extend(Row(families[0], optimizer, "closure", "deferred", "comfortable") for optimizer in REFUSED)
     return chosen
 
@@ -84,7 +90,9 @@ def uncovered(chosen: list[Row]) -> dict[str, int]:
     """How many pairs of each kind the rows leave out, for the report."""
     covered = {pair for row in chosen for pair in row.pairs()}
     families = sorted({row.family for row in chosen})
+    of_models = sorted({FAMILIES[name].kind for name in families})
     kinds: dict[str, tuple[Any, Any]] = {
+        "kind loop": (of_models, LOOPS),
         "family optimizer": (families, OPTIMIZERS), "loop optimizer": (LOOPS, OPTIMIZERS), "family loop": (families, LOOPS),
         "family pressure": (families, PRESSURES), "loop pressure": (LOOPS, PRESSURES),
         "optimizer pressure": (OPTIMIZERS, PRESSURES),
