@@ -31,7 +31,6 @@ test-tsan: setup ## unit tests under the thread sanitizer
 	@tools/test.sh tsan
 
 exactness: build ## managed beside plain training: families, optimizers, loops, budgets (EXACTNESS_ARGS)
-	@tools/setup.sh ecosystem
 	@$(PYTHON) -m tests.exactness $(EXACTNESS_ARGS)
 
 bench: bench-memory-limit bench-observer ## every benchmark, reports in out/bench
@@ -43,7 +42,6 @@ bench-observer: build ## what the touch observer costs (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.observer $(BENCH_ARGS)
 
 bench-ecosystem: build ## beside Accelerate's disk offload and torch's mapped files, without a GPU (BENCH_ARGS)
-	@tools/setup.sh ecosystem
 	@$(PYTHON) -m tests.bench.ecosystem $(BENCH_ARGS)
 
 lint: ## formatting and syntax

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demo need, and only what is missing: packages of the distribution
-# (through sudo when not root), and a Python environment in .venv with tools/requirements.txt.
+# (through sudo when not root), and a Python environment in .venv with tools/requirements*.txt.
 #
 #   tools/setup.sh          for make build, test, demo, bench
 #   tools/setup.sh lint     for make lint: the formatter alone
-#   tools/setup.sh ecosystem  also what people train with (tools/requirements-ecosystem.txt), for make exactness and examples
 #
 # MISA_SKIP_PACKAGES=1 leaves the distribution's packages to you.
 source "$(dirname "$0")/common.sh"
@@ -80,7 +79,8 @@ PYTHON
 
 install_python() {
   local python digest stamp=.venv/.requirements
-  digest=$(sha256sum tools/requirements.txt | cut -d' ' -f1)
+  local files=(tools/requirements.txt tools/requirements-ecosystem.txt)
+  digest=$(cat "${files[@]}" | sha256sum | cut -d' ' -f1)
   if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$digest" ] && [ -x .venv/bin/python ]; then
     return
   fi
@@ -91,31 +91,17 @@ install_python() {
     rm -rf .venv
     "$python" -m venv .venv
   fi
-  if ! .venv/bin/python -m pip install --quiet --dry-run --no-index -r tools/requirements.txt >/dev/null 2>&1; then
+  if ! .venv/bin/python -m pip install --quiet --dry-run --no-index "${files[@]/#/-r}" >/dev/null 2>&1; then
     say "installing Python packages into .venv (about 5 GB on disk, torch is most of it; one to five minutes): $(
-      sed '/^#/d' tools/requirements.txt | xargs)"
-    if ! .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check -r tools/requirements.txt >"$log" 2>&1; then
+      sed '/^#/d' "${files[@]}" | xargs)"
+    if ! .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check "${files[@]/#/-r}" >"$log" 2>&1; then
       tail -n 12 "$log" >&2
-      fail "pip could not install tools/requirements.txt; its output is in $log. Check the network, the package index" \
+      fail "pip could not install ${files[*]}; its output is in $log. Check the network, the package index" \
         "pip is set to use, and the free space on this disk (5 GB), then run this again."
     fi
   fi
   echo "$digest" >"$stamp"
 }
 
-install_ecosystem() {
-  local file=tools/requirements-ecosystem.txt
-  if .venv/bin/python -m pip install --quiet --dry-run --no-index -r $file >/dev/null 2>&1; then
-    return
-  fi
-  say "installing what people train with into .venv: $(sed '/^#/d' $file | xargs)"
-  if ! .venv/bin/python -m pip install --progress-bar off --disable-pip-version-check -c tools/requirements.txt -r $file >"$log" 2>&1; then
-    tail -n 12 "$log" >&2
-    fail "pip could not install $file; its output is in $log. Check the network and the package index pip is set to use," \
-      "then run this again. Building and make test do without."
-  fi
-}
-
 install_packages
 [ "$purpose" = lint ] || install_python
-[ "$purpose" != ecosystem ] || install_ecosystem

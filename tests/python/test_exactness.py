@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 for package in ("transformers", "torchvision", "peft", "lion_pytorch"):
-    pytest.importorskip(package, reason=f"{package} is not installed: `make exactness` installs it")
+    pytest.importorskip(package, reason=f"{package} is not installed: `make setup` installs it")
 
 FAMILIES = ("gpt2", "gemma2", "mixtral", "mamba", "t5", "vit", "wav2vec2", "torchvision resnet", "lstm")
 ROWS = 24

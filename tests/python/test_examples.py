@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 for package in ("transformers", "tokenizers", "accelerate", "lightning", "tensorboard"):
-    pytest.importorskip(package, reason=f"{package} is not installed: `make exactness` installs it")
+    pytest.importorskip(package, reason=f"{package} is not installed: `make setup` installs it")
 
 import misa  # noqa: E402
 
