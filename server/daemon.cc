@@ -299,12 +299,22 @@ void Daemon::Perform(Effect&& effect) {
               scheduler_->Deliver(std::move(made));
             }
           },
+          [&](ComputeInfluence& e) {
+            const bool posted = planning_->Post([this, e = std::move(e)] {
+              scheduler_->Deliver(InfluenceMade{e.lease, e.serial, policy::MeasureInfluence(e.input)});
+            });
+            if (!posted) Log(Level::kWarning, "the influence of a session's budget could not be queued for computing");
+          },
           [&](WriteJournal& e) {
+            const uint64_t serial = e.serial;
             const bool posted = reserving_->Post([this, e = std::move(e)] {
               const std::string problem = WriteJournalFile(config_.runtime_dir + "/" + kJournalName, boot_, e.entries);
               if (!problem.empty()) Log(Level::kWarning, problem);
+              if (e.serial != 0) scheduler_->Deliver(JournalWritten{e.serial});
             });
-            if (!posted) Log(Level::kWarning, "the journal could not be queued for writing");
+            if (posted) return;
+            Log(Level::kWarning, "the journal could not be queued for writing");
+            if (serial != 0) scheduler_->Deliver(JournalWritten{serial});
           },
           [&](EmitEvent& e) { events_->Append(e.event); },
           [&](LogLine& e) { Log(e.level, e.sentence); },

@@ -134,10 +134,11 @@ absl::StatusOr<std::string> AdminClient::CaptureSnapshot() {
   return response.json();
 }
 
-absl::Status AdminClient::SetBudget(const std::string& session, uint64_t budget_bytes) {
+absl::Status AdminClient::SetBudget(const std::string& session, std::optional<uint64_t> budget_bytes) {
   v1::SetBudgetRequest request;
   request.set_session(session);
-  request.set_budget_bytes(budget_bytes);
+  request.set_budget_bytes(budget_bytes.value_or(0));
+  request.set_automatic(!budget_bytes.has_value());
   v1::SetBudgetResponse response;
   return ToStatus(stub_->SetBudget(NewContext().get(), request, &response));
 }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -26,7 +27,8 @@ class AdminClient {
   absl::StatusOr<v1::ListSessionsResponse> ListSessions();
   absl::StatusOr<v1::ListModulesResponse> ListModules(const std::string& session);
   absl::StatusOr<std::string> CaptureSnapshot();
-  absl::Status SetBudget(const std::string& session, uint64_t budget_bytes);
+  // Without one, the daemon chooses.
+  absl::Status SetBudget(const std::string& session, std::optional<uint64_t> budget_bytes);
   absl::Status Drain(const std::string& reason);
 
   // True when the daemon says that it serves.

@@ -86,6 +86,7 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
                {"RANK", Alignment::kRight},
                {"PID", Alignment::kRight},
                {"MODE"},
+               {"WEIGHT", Alignment::kRight},
                {"BUDGET", Alignment::kRight},
                {"DEVICE", Alignment::kRight},
                {"PEAK", Alignment::kRight},
@@ -102,7 +103,8 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
     // A bound of 0: no plan was made yet.
     const std::string bound = session.bound_step_seconds() > 0 ? FormatSeconds(session.bound_step_seconds()) : "-";
     table.AddRow({OrDash(session.session()), OrDash(session.job()), absl::StrCat(session.rank()),
-                  absl::StrCat(session.pid()), FormatMode(session.mode()), FormatByteSize(session.budget_bytes()),
+                  absl::StrCat(session.pid()), FormatMode(session.mode()), absl::StrFormat("%.3g", session.weight()),
+                  FormatByteSize(session.budget_bytes()) + (session.elastic() ? " auto" : ""),
                   FormatByteSize(session.device_bytes()), FormatByteSize(session.device_peak_bytes()),
                   FormatByteSize(session.disk_bytes()), absl::StrCat(session.module_count()),
                   absl::StrCat(session.step()), FormatSeconds(session.step_seconds()),
@@ -204,15 +206,20 @@ ExitCode Health(AdminClient& client, const Output& output) {
 
 ExitCode Budget(AdminClient& client, const Output& output, const std::string& session, const std::string& size) {
   uint64_t budget_bytes = 0;
-  const std::string problem = ParseByteSize(size, &budget_bytes);
+  const bool automatic = size == "auto";
+  const std::string problem = automatic ? "" : ParseByteSize(size, &budget_bytes);
   if (!problem.empty()) {
     output.error << "misactl: " << Printable(problem) << ".\n";
     return kExitNoDaemon;
   }
-  const absl::Status status = client.SetBudget(session, budget_bytes);
+  const absl::Status status = client.SetBudget(session, automatic ? std::nullopt : std::optional(budget_bytes));
   if (!status.ok()) return Fail(output, status);
   if (output.json) {
-    output.out << nlohmann::json({{"session", session}, {"budget_bytes", budget_bytes}}).dump() << "\n";
+    nlohmann::json object = {{"session", session}, {"budget_bytes", budget_bytes}};
+    if (automatic) object["budget_bytes"] = nullptr;
+    output.out << object.dump() << "\n";
+  } else if (automatic) {
+    output.out << "misad chooses the budget of session " << Printable(session) << " from now on\n";
   } else {
     output.out << "session " << Printable(session) << " may hold " << FormatByteSize(budget_bytes)
                << " from its next step on\n";

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "client/cli/admin_client.h"
 #include "client/cli/commands.h"
+#include "client/cli/simulate_sessions.h"
 
 namespace {
 
@@ -21,8 +22,10 @@ constexpr char kExamples[] =
     "  misactl events --follow                 loads, unloads, plans, attaches as they happen\n"
     "  misactl events --backlog 100 --json     the last 100 events as JSON lines\n"
     "  misactl budget s1 2GiB                  change a session's budget from its next step on\n"
+    "  misactl budget s1 auto                  let misad choose it, beside the other sessions'\n"
     "  misactl health                          exit status 0 when misad serves: for containers\n"
     "  misactl snapshot > snapshot.json        everything the daemon knows\n"
+    "  misactl simulate sessions --seeds 1000  a thousand simulated nodes with faults\n"
     "\n"
     "Exit status: 0 done, 1 refused or not serving, 2 no daemon or wrong usage.\n";
 
@@ -68,10 +71,15 @@ int main(int argc, char** argv) {
   CLI::App* health = app.add_subcommand("health", "Exit status 0 when the daemon serves, else 1");
   CLI::App* budget = app.add_subcommand("budget", "Change how much device memory a session may hold");
   budget->add_option("session", session, "The session, as `misactl sessions` names it")->required();
-  budget->add_option("bytes", size, "The new budget: 2GiB, 512MiB, 1500000000")->required();
+  budget->add_option("bytes", size, "The new budget: 2GiB, 512MiB, 1500000000, or auto")->required();
   CLI::App* drain = app.add_subcommand("drain", "Take no new sessions from now on; those that run go on");
   drain->add_option("reason", reason, "Why, for the log and the trainers");
   CLI::App* snapshot = app.add_subcommand("snapshot", "Everything the daemon knows, as one JSON object");
+
+  CLI::App* simulate = app.add_subcommand("simulate", "Questions answered by simulation; no daemon is asked");
+  simulate->require_subcommand(1);
+  SimulateSessionsOptions nodes;
+  CLI::App* simulate_sessions = AddSimulateSessions(simulate, &nodes);
 
   try {
     app.parse(argc, argv);
@@ -94,6 +102,7 @@ int main(int argc, char** argv) {
   if (budget->parsed()) code = Budget(client, output, session, size);
   if (drain->parsed()) code = Drain(client, output, reason);
   if (snapshot->parsed()) code = Snapshot(client, output);
+  if (simulate_sessions->parsed()) code = SimulateSessions(nodes, output);
   std::cout.flush();
   return code;
 }

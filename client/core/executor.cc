@@ -803,7 +803,7 @@ void Executor::FinishStepIfDue(Lock& lock) {
   summary->trace = follower_.EndStep(std::max(0.0, seconds), meter_->TakeOtherWindowPeak());
   summary->trace_digest = follower_.digest();
   summary->plan_version = follower_.version();
-  summary->device_peak_bytes = meter_->peak_bytes();
+  summary->device_peak_bytes = meter_->TakeWindowPeak();
   ExecutorCounters& c = summary->counters;
   const ExecutorCounters& s = step_counters_;
   c.loads_demand = counters_.loads_demand - s.loads_demand;

@@ -80,7 +80,7 @@ struct ExecutorCounters {
 struct StepSummary {
   uint64_t step = 0;
   double step_seconds = 0;
-  uint64_t device_peak_bytes = 0;
+  uint64_t device_peak_bytes = 0;  // in this step
   uint64_t plan_version = 0;
   ExecutorCounters counters;
   std::shared_ptr<const policy::Trace> trace;

@@ -1,6 +1,7 @@
 // Bytes on the device: the pool's chunks that hold pages, and every other tensor. One sum, never above the budget.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -65,8 +66,19 @@ class DeviceMeter {
   uint64_t total_bytes() const { return total_.load(std::memory_order_seq_cst); }
   uint64_t other_bytes() const { return other_.load(std::memory_order_relaxed); }
   uint64_t pool_bytes() const { return pool_.load(std::memory_order_relaxed); }
-  uint64_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
-  void ResetPeak() { peak_.store(total_bytes(), std::memory_order_relaxed); }
+  uint64_t peak_bytes() const {
+    return std::max(earlier_peak_.load(std::memory_order_relaxed), peak_.load(std::memory_order_relaxed));
+  }
+  void ResetPeak() {
+    earlier_peak_.store(0, std::memory_order_relaxed);
+    peak_.store(total_bytes(), std::memory_order_relaxed);
+  }
+  // The highest total since the last call.
+  uint64_t TakeWindowPeak() {
+    const uint64_t peak = peak_.exchange(total_bytes(), std::memory_order_relaxed);
+    Raise(earlier_peak_, peak);
+    return peak;
+  }
 
   // The highest other_bytes since the last call.
   uint64_t TakeOtherWindowPeak() {
@@ -104,7 +116,8 @@ class DeviceMeter {
   std::atomic<uint64_t> pool_{0};
   std::atomic<uint64_t> kept_{0};
   std::atomic<Reclaimer> reclaimer_{nullptr};
-  std::atomic<uint64_t> peak_{0};
+  std::atomic<uint64_t> peak_{0};  // since the last TakeWindowPeak
+  std::atomic<uint64_t> earlier_peak_{0};
   std::atomic<uint64_t> other_window_peak_{0};
 };
 

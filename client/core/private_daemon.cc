@@ -65,7 +65,8 @@ std::unique_ptr<PrivateDaemon> PrivateDaemon::Start(const PrivateDaemonOptions& 
   {
     std::ofstream out(config);
     out << "runtime_dir: " << directory << "\n"
-        << "device:\n  kind: cpu\n  capacity: " << options.capacity_bytes << "\n";
+        << "device:\n  kind: cpu\n";
+    if (options.capacity_bytes > 0) out << "  capacity: " << options.capacity_bytes << "\n";
     if (options.chunk_bytes > 0) out << "  chunk: " << options.chunk_bytes << "\n";
     out << "disk:\n  directory: " << disk << "\n"
         << "metrics:\n  listen: \"127.0.0.1:0\"\n";

@@ -225,6 +225,10 @@ class GrpcSession final : public Session {
     daemon.binary = options.daemon_binary;
     daemon.disk_directory = options.disk_directory;
     daemon.capacity_bytes = options.budget_bytes;
+    if (options.elastic) {
+      // A tenth is kept back from elastic budgets. 0: the daemon's default share of the machine.
+      daemon.capacity_bytes = options.most_bytes == 0 ? 0 : options.most_bytes / 9 * 10 + (1 << 20);
+    }
     daemon.chunk_bytes = options.chunk_bytes;
     daemon.deadline_seconds = options.deadline_seconds;
     private_ = PrivateDaemon::Start(daemon, &error);
@@ -270,7 +274,7 @@ class GrpcSession final : public Session {
     return "";
   }
 
-  void StartTraining(std::function<std::string(const OfferedPlan&)> on_plan, std::function<void(uint64_t)> on_budget,
+  void StartTraining(std::function<std::string(const OfferedPlan&)> on_plan, std::function<void(uint64_t, uint64_t)> on_budget,
                      std::function<void(const std::string&)> on_notice) override {
     on_plan_ = std::move(on_plan);
     on_budget_ = std::move(on_budget);
@@ -344,7 +348,13 @@ class GrpcSession final : public Session {
     request.set_protocol_version(kProtocolVersion);
     request.set_client_version(kVersion);
     request.set_job(options_.job);
-    request.set_budget_bytes(options_.budget_bytes);
+    if (options_.elastic) {
+      request.mutable_elastic()->set_least_bytes(options_.least_bytes);
+      request.mutable_elastic()->set_most_bytes(options_.most_bytes);
+    } else {
+      request.set_budget_bytes(options_.budget_bytes);
+    }
+    request.set_weight(options_.weight);
     request.set_mode(static_cast<v1::Mode>(options_.mode));
     Fill(request.mutable_sampling(), options_.sampling);
     request.set_command(CommandLine());
@@ -356,6 +366,7 @@ class GrpcSession final : public Session {
     if (!status.ok()) return Sentence("misad did not take this trainer", status);
     info_.session = response.session();
     info_.budget_bytes = response.budget_bytes();
+    info_.chunks_bytes = response.chunks_bytes();
     info_.chunk_bytes = response.chunk_bytes();
     info_.block_bytes = response.disk_block_bytes();
     info_.device_kind = response.device_kind();
@@ -373,7 +384,7 @@ class GrpcSession final : public Session {
       if (message.has_plan()) {
         TakePlan(message.plan());
       } else if (message.has_budget()) {
-        on_budget_(message.budget().budget_bytes());
+        on_budget_(message.budget().budget_bytes(), message.budget().serial());
       } else if (message.has_drain()) {
         on_notice_("misad drains (" + message.drain().reason() + "): this trainer goes on with what it holds.");
       }
@@ -473,6 +484,7 @@ class GrpcSession final : public Session {
     out->set_sampler_digest(report.sampler_digest);
     out->set_problem(report.problem);
     out->set_pool_backed_bytes(report.pool_backed_bytes);
+    out->set_budget_serial(report.budget_serial);
     return request;
   }
 
@@ -487,7 +499,7 @@ class GrpcSession final : public Session {
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
   std::function<std::string(const OfferedPlan&)> on_plan_;
-  std::function<void(uint64_t)> on_budget_;
+  std::function<void(uint64_t, uint64_t)> on_budget_;
   std::function<void(const std::string&)> on_notice_;
   std::thread reader_;
   std::thread writer_;

@@ -25,6 +25,12 @@ struct SessionOptions {
   DaemonChoice daemon = DaemonChoice::kAuto;
   std::string job;
   uint64_t budget_bytes = 0;
+  // The daemon chooses the budget between least_bytes and most_bytes (0: whatever the pool has), and changes it as others
+  // come and go; budget_bytes has no meaning then.
+  bool elastic = false;
+  uint64_t least_bytes = 0;
+  uint64_t most_bytes = 0;
+  double weight = 1;  // beside others that share the device
   Mode mode = Mode::kExact;
   policy::SamplerOptions sampling;
   // For a private daemon: its binary ("": $MISA_DAEMON, else found on PATH) and the directory of its disk tier.
@@ -36,7 +42,8 @@ struct SessionOptions {
 
 struct SessionInfo {
   std::string session;
-  uint64_t budget_bytes = 0;
+  uint64_t budget_bytes = 0;  // at first
+  uint64_t chunks_bytes = 0;  // what the chunks' memfd holds: the most that a budget can become
   uint64_t chunk_bytes = 0;
   uint32_t block_bytes = 4096;
   std::string device_kind;
@@ -77,6 +84,7 @@ struct StepReport {
   std::string problem;
   uint64_t device_bytes = 0;
   uint64_t pool_backed_bytes = 0;
+  uint64_t budget_serial = 0;  // of the change that was in force in the whole step
   bool send_trace = false;
 };
 
@@ -102,7 +110,7 @@ class Session {
   virtual std::string Register(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes, int* disk_fd) = 0;
   // Starts the stream. The callbacks run on a thread of the session; on_plan returns "" or why it refused.
   virtual void StartTraining(std::function<std::string(const OfferedPlan&)> on_plan,
-                             std::function<void(uint64_t budget_bytes)> on_budget,
+                             std::function<void(uint64_t budget_bytes, uint64_t serial)> on_budget,
                              std::function<void(const std::string&)> on_notice) = 0;
   // Never blocks: where the daemon does not keep up or is gone, the oldest reports are dropped.
   virtual void Report(StepReport report) = 0;

@@ -94,7 +94,7 @@ class PlainDispatch {
 void BindManager(py::module_& m) {
   py::class_<Manager>(m, "Manager")
       .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t, uint64_t>>& parameters,
-                       uint64_t budget, const std::string& mode, const std::string& step, const std::string& daemon,
+                       uint64_t budget, bool elastic, uint64_t least, double weight, const std::string& mode, const std::string& step, const std::string& daemon,
                        const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
                        const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
                        bool stress, bool demand_only, double wait_seconds, bool existing_state) {
@@ -102,6 +102,10 @@ void BindManager(py::module_& m) {
              for (const auto& [name, tensor, bytes, room] : parameters) inputs.push_back({name, tensor, bytes, room});
              ManagerOptions options;
              options.session.budget_bytes = budget;
+             options.session.elastic = elastic;
+             options.session.least_bytes = least;
+             options.session.most_bytes = budget;
+             options.session.weight = weight;
              options.session.mode = mode == "sampled" ? Mode::kSampled : Mode::kExact;
              options.session.daemon = daemon == "required"  ? DaemonChoice::kRequired
                                       : daemon == "private" ? DaemonChoice::kPrivate
@@ -136,7 +140,8 @@ void BindManager(py::module_& m) {
              });
              return manager;
            }),
-           py::kw_only(), py::arg("parameters"), py::arg("budget"), py::arg("mode"), py::arg("step"), py::arg("daemon"),
+           py::kw_only(), py::arg("parameters"), py::arg("budget"), py::arg("elastic"), py::arg("least"),
+           py::arg("weight"), py::arg("mode"), py::arg("step"), py::arg("daemon"),
            py::arg("job"), py::arg("runtime_directory"), py::arg("disk_directory"), py::arg("daemon_binary"),
            py::arg("chunk_bytes"), py::arg("sampling"), py::arg("stress"), py::arg("demand_only"),
            py::arg("wait_seconds"), py::arg("existing_state"))
@@ -300,7 +305,7 @@ void BindManager(py::module_& m) {
         const SessionInfo& info = self.session();
         py::dict d;
         d["session"] = info.session;
-        d["budget_bytes"] = info.budget_bytes;
+        d["budget_bytes"] = self.budget_bytes();
         d["chunk_bytes"] = info.chunk_bytes;
         d["device_kind"] = info.device_kind;
         d["device_name"] = info.device_name;

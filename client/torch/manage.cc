@@ -356,6 +356,10 @@ Run::Run(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOpt
   manager.session.daemon = options_.daemon;
   manager.session.job = options_.job.empty() ? program_invocation_short_name : options_.job;
   manager.session.budget_bytes = options_.budget.bytes();
+  manager.session.elastic = options_.budget.elastic();
+  manager.session.least_bytes = options_.budget.least_bytes();
+  manager.session.most_bytes = options_.budget.bytes();
+  manager.session.weight = options_.weight;
   manager.session.mode = options_.mode;
   manager.session.sampling = options_.sampling;
   manager.session.daemon_binary = options_.daemon_binary;
@@ -622,7 +626,7 @@ RunReport Run::MakeReport() const {
   RunReport report;
   report.mode = options_.mode;
   report.step = options_.step;
-  report.budget_bytes = options_.budget.bytes();
+  report.budget_bytes = manager().budget_bytes();
   report.steps = steps_;
   report.step_seconds_median = SettledMedian(totals.step_seconds);
   report.stall_seconds_median = SettledMedian(totals.stall_seconds);
@@ -710,13 +714,28 @@ uint64_t Budget::Checked(uint64_t bytes) {
 }
 
 Budget::Budget(std::string_view text) {
+  if (text == "auto") {
+    elastic_ = true;
+    return;
+  }
   uint64_t bytes = 0;
   Check(ParseByteSize(text, &bytes));
   bytes_ = Checked(bytes);
 }
 
+Budget Budget::Between(Budget least, Budget most) {
+  if (least.elastic() || most.elastic() || least.bytes() > most.bytes()) {
+    throw std::runtime_error("A budget between " + FormatByteSize(least.bytes()) + " and " + FormatByteSize(most.bytes()) +
+                             " is no range.");
+  }
+  Budget range = most;
+  range.elastic_ = true;
+  range.least_bytes_ = least.bytes();
+  return range;
+}
+
 Managed Manage(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOptions& options) {
-  if (options.budget.bytes() == 0) {
+  if (options.budget.bytes() == 0 && !options.budget.elastic()) {
     throw std::runtime_error("misa::Manage needs a budget, such as options.budget = \"24GiB\". Nothing was changed.");
   }
   std::shared_ptr<Run>& current = Run::Current();

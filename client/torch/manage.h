@@ -45,7 +45,8 @@ class Optimizer;
 
 namespace misa {
 
-// Bytes, from a number or from text such as "24GiB" or "800MiB". Throws what cannot be a budget.
+// Bytes, from a number or from text such as "24GiB" or "800MiB"; or "auto": what the daemon gives, which changes as others
+// come and go. Throws what cannot be a budget.
 class Budget {
  public:
   Budget() = default;
@@ -54,11 +55,18 @@ class Budget {
   Budget(std::string_view text);
   Budget(const char* text) : Budget(std::string_view(text)) {}
   Budget(const std::string& text) : Budget(std::string_view(text)) {}
-  uint64_t bytes() const { return bytes_; }
+  // As "auto", but between the two.
+  static Budget Between(Budget least, Budget most);
+
+  uint64_t bytes() const { return bytes_; }  // 0 for "auto"; the most of a range
+  bool elastic() const { return elastic_; }
+  uint64_t least_bytes() const { return least_bytes_; }
 
  private:
   static uint64_t Checked(uint64_t bytes);
   uint64_t bytes_ = 0;
+  uint64_t least_bytes_ = 0;
+  bool elastic_ = false;
 };
 
 // When a module's optimizer step happens. All three give the same bits.
@@ -71,6 +79,8 @@ enum class StepTime : uint8_t {
 struct ManageOptions {
   // What this trainer may hold on the device at once: managed state and every other tensor. Must be given.
   Budget budget;
+  // How much this trainer counts beside others where the daemon chooses budgets; above 0.
+  double weight = 1;
   // kExact: bit-identical to plain training. kSampled: module-wise importance sampling by `sampling`.
   Mode mode = Mode::kExact;
   StepTime step = StepTime::kDeferred;

@@ -137,11 +137,13 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
     modules_.push_back(std::move(module));
   }
 
+  if (options_.session.elastic) AskForLeast(state_bytes);
   std::string error;
   session_ = Session::Open(options_.session, &error);
   if (!session_) return error;
   const SessionInfo& info = session_->info();
-  auto space = std::make_unique<ChunkSpace>(session_->TakeChunks(), info.budget_bytes, info.chunk_bytes);
+  budget_ = info.budget_bytes;
+  auto space = std::make_unique<ChunkSpace>(session_->TakeChunks(), info.chunks_bytes, info.chunk_bytes);
 
   // The disk is reserved, and the modules known, before anything moves.
   struct Planned {
@@ -191,8 +193,9 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
     totals_.parameter_count += module.parameter_count;
     descriptions.push_back(std::move(description));
   }
-  if (largest_step > info.budget_bytes) {
-    return "The budget of " + FormatByteSize(info.budget_bytes) + " is too small: the optimizer's step of " +
+  const uint64_t most = options_.session.elastic ? info.chunks_bytes : info.budget_bytes;
+  if (largest_step > most) {
+    return "The budget of " + FormatByteSize(most) + " is too small: the optimizer's step of " +
            largest_module->name + " alone takes " + FormatByteSize(largest_step) +
            " at once. The smallest budget that works here is above " + std::to_string(largest_step) + " bytes (" +
            FormatByteSize(largest_step) + "), by what forward and backward keep beside it. Nothing was changed.";
@@ -235,7 +238,11 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
         }
         return refused;
       },
-      [this](uint64_t budget) { DeviceMeter::Get().SetBudget(budget); }, [this](const std::string& s) { Notice(s); });
+      [this](uint64_t budget, uint64_t serial) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        told_budget_ = {budget, serial};
+      },
+      [this](const std::string& s) { Notice(s); });
   SetTouchHandler(this);
   data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); },
                 [this](const at::TensorBase& t) { AfterReplace(t); }};
@@ -243,6 +250,29 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   fork_door_ = {[this] { keeper_->Lock(); }, [this] { keeper_->Unlock(); }, [this] { InChild(); }};
   SetForkDoor(&fork_door_);
   return "";
+}
+
+// An elastic budget begins at what the largest optimizer step needs beside what is there already, and a quarter for what
+// forward and backward keep; the first steps tell the daemon what it really is.
+void Manager::AskForLeast(const std::vector<uint64_t>& state_bytes) {
+  constexpr uint64_t kRounding = 8 * (64 << 10);  // chunks are not known yet
+  uint64_t largest = 0;
+  uint64_t managed = 0;
+  for (size_t m = 0; m < modules_.size(); ++m) {
+    uint64_t weights = 0, gradients = 0;
+    std::set<c10::StorageImpl*> seen;
+    for (uint32_t i : modules_[m]->parameters) {
+      if (seen.insert(parameters_[i].storage).second) weights += Align(parameters_[i].storage->nbytes());
+      gradients += Align(static_cast<uint64_t>(parameters_[i].tensor.numel()) * parameters_[i].tensor.element_size());
+    }
+    managed += weights;
+    largest = std::max(largest, weights + gradients + state_bytes[m] + std::max(modules_[m]->step_bytes, state_bytes[m]));
+  }
+  const uint64_t other = DeviceMeter::Get().other_bytes();
+  const uint64_t needed = largest + kRounding + (other - std::min(other, managed));
+  SessionOptions& session = options_.session;
+  session.least_bytes = std::max(session.least_bytes, needed + needed / 4);
+  if (session.most_bytes != 0) session.least_bytes = std::min(session.least_bytes, session.most_bytes);
 }
 
 // A data-loader worker: it has neither the memory (the mappings are not inherited) nor the thread that moves bytes.
@@ -290,7 +320,7 @@ uint64_t Manager::ReserveDisk(uint64_t bytes) {
 
 std::string Manager::AdoptWeights() {
   DeviceMeter& meter = DeviceMeter::Get();
-  const uint64_t budget = session_->info().budget_bytes;
+  const uint64_t budget = budget_bytes();
   uint64_t largest = 0;
   for (const auto& module : modules_) largest = std::max(largest, module->weights->bytes);
   SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
@@ -322,13 +352,13 @@ std::string Manager::AdoptExisting(uint32_t module) {
   for (const auto& m : modules_) {
     largest = std::max(largest, m->weights->bytes + (m->optimizer != nullptr ? m->optimizer->bytes : 0));
   }
-  meter.SetBudget(std::max(session_->info().budget_bytes, meter.other_bytes() + 2 * largest));
+  meter.SetBudget(std::max(budget_bytes(), meter.other_bytes() + 2 * largest));
   return RunStepper(module, /*adopting=*/true);
 }
 
 std::string Manager::FinishAdoption() {
   DeviceMeter& meter = DeviceMeter::Get();
-  meter.SetBudget(session_->info().budget_bytes);
+  meter.SetBudget(budget_bytes());
   std::string error = executor_->FitBudget();
   if (!error.empty()) return error;
   executor_->ResetTrace();
@@ -359,7 +389,7 @@ bool Manager::Release(std::string* error) {
     held += f.bytes;
     largest = std::max(largest, f.bytes);
   }
-  if (held + largest + DeviceMeter::Get().other_bytes() > session_->info().budget_bytes) return false;
+  if (held + largest + DeviceMeter::Get().other_bytes() > budget_bytes()) return false;
   bool no_room = false;
   *error = GiveBack(/*within_budget=*/true, &no_room);
   return error->empty() && !no_room;
@@ -827,6 +857,7 @@ void Manager::OnStep(StepSummary summary) {
   report.problem = executor_->TakeProblem();
   report.device_bytes = DeviceMeter::Get().total_bytes();
   report.pool_backed_bytes = DeviceMeter::Get().pool_bytes();
+  report.budget_serial = budget_serial_;
   if (!report.problem.empty()) Notice(report.problem);
   DecideGradients(*summary.trace);
   {
@@ -855,6 +886,35 @@ void Manager::OnStep(StepSummary summary) {
   }
   report.summary = std::move(summary);
   session_->Report(std::move(report));
+  ApplyBudget();
+}
+
+// At a boundary. What has to leave for a smaller budget leaves now; where that cannot be, the old one stays until the next.
+void Manager::ApplyBudget() {
+  if (releasing_.load()) return;
+  const uint64_t before = budget_bytes();
+  uint64_t told = 0, serial = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    told = told_budget_.bytes;
+    serial = std::exchange(told_budget_.serial, 0);
+  }
+  if (serial == 0) return;
+  DeviceMeter& meter = DeviceMeter::Get();
+  meter.SetBudget(told);
+  const std::string error = told < before ? executor_->FitBudget() : "";
+  if (error.empty()) {
+    budget_ = told;
+    budget_serial_ = serial;
+    meter.TakeWindowPeak();  // the step is measured from here on
+    return;
+  }
+  meter.SetBudget(before);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (told_budget_.serial == 0) told_budget_ = {told, serial};
+  }
+  Notice("The budget stays " + FormatByteSize(before) + " for another step: " + error);
 }
 
 // Where everything fits anyway, gradients stay in the memory autograd gave them: moving them costs a pass over each.

@@ -159,6 +159,8 @@ class Manager final : public TouchHandler {
 
   RunTotals Totals();
   std::vector<FacetState> States() { return executor_->States(); }
+  // What the session may hold now; the daemon may change it at any boundary.
+  uint64_t budget_bytes() const { return budget_.load(); }
   Executor& executor() { return *executor_; }
 
   // TouchHandler
@@ -171,6 +173,7 @@ class Manager final : public TouchHandler {
 
   Manager() = default;
   std::string Start(std::vector<ParameterInput> parameters, ManagerOptions options);
+  void AskForLeast(const std::vector<uint64_t>& state_bytes);
   std::string AdoptWeights();
   void OnGradient(uint32_t parameter);
   std::string TakeGradient(Parameter& parameter);
@@ -182,6 +185,7 @@ class Manager final : public TouchHandler {
   void InChild();
   uint64_t ReserveDisk(uint64_t bytes);
   void OnStep(StepSummary summary);
+  void ApplyBudget();
   void CheckParameters();
   void DecideGradients(const policy::Trace& trace);
   void Notice(std::string sentence);
@@ -194,6 +198,8 @@ class Manager final : public TouchHandler {
   std::vector<Parameter> parameters_;
   std::vector<std::unique_ptr<Module>> modules_;
   uint64_t disk_bytes_ = 0;
+  std::atomic<uint64_t> budget_{0};
+  uint64_t budget_serial_ = 0;  // of the change that is in force
   bool open_ = false;
   bool take_gradients_ = true;  // into the pool; decided at step boundaries
   std::atomic<bool> releasing_{false};
@@ -210,6 +216,11 @@ class Manager final : public TouchHandler {
   std::condition_variable pending_done_;
 
   std::mutex mutex_;  // what follows
+  // By the daemon, for the next boundary; serial 0: nothing new.
+  struct {
+    uint64_t bytes = 0;
+    uint64_t serial = 0;
+  } told_budget_;
   uint64_t last_trace_sent_ = 0;
   uint64_t last_trace_seen_ = 0;
   RunTotals totals_;

@@ -68,7 +68,7 @@ nlohmann::ordered_json Figures(const TrainOptions& options, const std::string& m
   json["step_seconds_median"] = result.step_seconds_median;
   json["tokens_per_second"] = result.tokens_per_second;
   json["device_peak_bytes"] = result.device_peak_bytes;
-  json["budget_bytes"] = options.manage ? nlohmann::ordered_json(options.manage->budget.bytes()) : nullptr;
+  json["budget_bytes"] = result.report ? nlohmann::ordered_json(result.report->budget_bytes) : nullptr;
   json["state_sha256"] = options.digest ? nlohmann::ordered_json(result.state_sha256) : nullptr;
   if (result.report) {
     const misa::RunReport& r = *result.report;
@@ -116,7 +116,7 @@ void PrintSummary(const TrainOptions& options, const TrainResult& result) {
   std::printf("step              %.4f s median, %.0f tokens/s, %d threads\n", result.step_seconds_median,
               result.tokens_per_second, result.threads);
   std::printf("device peak       %.1f MiB", mebibytes(static_cast<double>(result.device_peak_bytes)));
-  if (options.manage) std::printf(" of %s", misa::FormatByteSize(options.manage->budget.bytes()).c_str());
+  if (result.report) std::printf(" of %s", misa::FormatByteSize(result.report->budget_bytes).c_str());
   std::printf("\n");
   if (result.report) {
     const misa::RunReport& r = *result.report;

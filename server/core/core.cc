@@ -1,7 +1,6 @@
 #include "server/core/core.h"
 
 #include <algorithm>
-#include <cassert>
 #include <set>
 #include <utility>
 
@@ -11,6 +10,11 @@
 
 namespace misa::server {
 namespace {
+
+constexpr double kMostWeight = 1000;
+// An Attach waits so long for its share of an elastic budget, and so long for anything at all: a client gives up after 30 s.
+constexpr double kPatienceSeconds = 3;
+constexpr double kMostWaitSeconds = 15;
 
 std::string Amount(uint64_t bytes) { return FormatByteSize(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
@@ -39,7 +43,7 @@ void Core::Handle(const Event& event, Now now, Effects* effects) {
   now_ = now;
   effects_ = effects;
   std::visit([this](const auto& e) { On(e); }, event);
-  assert(CheckInvariants().empty());
+  Balance();
 }
 
 std::string Core::CheckInvariants() const {
@@ -50,7 +54,12 @@ std::string Core::CheckInvariants() const {
   for (const auto& [lease, session] : sessions_) {
     const bool releasing = session.state == Session::State::kReleasing;
     (releasing ? reclaiming : leased) += session.leased_bytes;
-    (releasing ? disk_reclaiming : disk_leased) += std::max(session.disk_bytes, session.disk_wanted_bytes);
+    (releasing ? disk_reclaiming : disk_leased) += session.disk_bytes;
+    disk_leased += session.disk_coming_bytes;
+    if (session.attached() && session.budget_bytes > session.leased_bytes) {
+      return "session " + session.name + " has a budget of " + std::to_string(session.budget_bytes) +
+             " bytes and leases only " + std::to_string(session.leased_bytes);
+    }
   }
   for (const auto& [name, orphan] : orphans_) orphaned += orphan.bytes;
   if (leased != device_.leased_bytes() || reclaiming != device_.reclaiming_bytes() ||
@@ -133,7 +142,16 @@ Error Core::CheckAttach(const Session& session, const v1::AttachRequest& request
     return {Code::kInvalid, "the job's name or the client's version is longer than " + std::to_string(kMaxNameBytes) +
                                 " bytes"};
   }
-  if (request.budget_bytes() < options_.chunk_bytes) {
+  const uint64_t least = LeastOf(request);
+  if (!(request.weight() >= 0 && request.weight() <= kMostWeight)) {
+    return {Code::kInvalid, "the weight lies above 0 and up to " + std::to_string(static_cast<int>(kMostWeight)) +
+                                " (0 stands for 1)"};
+  }
+  if (request.has_elastic() && request.elastic().most_bytes() != 0 && least > request.elastic().most_bytes()) {
+    return {Code::kInvalid, "a budget between " + Amount(least) + " and " + Amount(request.elastic().most_bytes()) +
+                                " is no range; the smallest budget is one chunk of " + FormatByteSize(options_.chunk_bytes)};
+  }
+  if (!request.has_elastic() && request.budget_bytes() < options_.chunk_bytes) {
     return {Code::kInvalid, "a budget of " + std::to_string(request.budget_bytes()) +
                                 " bytes holds nothing; the smallest is one chunk of " +
                                 FormatByteSize(options_.chunk_bytes)};
@@ -148,8 +166,8 @@ Error Core::CheckAttach(const Session& session, const v1::AttachRequest& request
               "inner_steps is at least 1"};
     }
   }
-  if (request.budget_bytes() > device_.capacity_bytes()) {
-    return {Code::kExhausted, "a budget of " + Amount(request.budget_bytes()) + " was asked for and the device pool is " +
+  if (least > device_.capacity_bytes()) {
+    return {Code::kExhausted, "a budget of " + Amount(least) + " was asked for and the device pool is " +
                                   Amount(device_.capacity_bytes()) +
                                   " in all; ask for less, or raise device.capacity in misad's configuration"};
   }
@@ -165,35 +183,61 @@ Error Core::CheckAttach(const Session& session, const v1::AttachRequest& request
 void Core::On(const AttachCall& event) {
   Session* session = Authenticate(event.call, event.token, false);
   if (session == nullptr) return;
-  for (const AttachCall& waiting : waiting_) {
-    if (waiting.token != event.token) continue;
-    Fail(event.call, {Code::kPrecondition, "this lease's Attach already waits for memory that is being reclaimed"});
+  for (const Waiting& waiting : waiting_) {
+    if (waiting.attach.token != event.token) continue;
+    Fail(event.call, {Code::kPrecondition, "this lease's Attach already waits for memory"});
     return;
   }
-  if (!TryAttach(session, event)) waiting_.push_back(event);
+  Error error = CheckAttach(*session, event.request);
+  if (!error.ok()) {
+    Fail(event.call, std::move(error));
+    return;
+  }
+  // Behind those who wait already; Balance serves it at once where it can.
+  waiting_.push_back({event, now_.monotonic_seconds, 0});
+  freed_ = true;
+  arbitrate_ = true;
 }
 
-bool Core::TryAttach(Session* session, const AttachCall& call) {
+bool Core::TryAttach(Session* session, const Waiting& waiting) {
+  const AttachCall& call = waiting.attach;
   const v1::AttachRequest& request = call.request;
   Error error = CheckAttach(*session, request);
   if (!error.ok()) {
     Fail(call.call, std::move(error));
     return true;
   }
-  const uint64_t budget = request.budget_bytes();
-  const std::string refusal = device_.Lease(budget);
-  if (!refusal.empty()) {
-    // What a session that just ended held is free again in a moment.
-    if (budget <= device_.free_bytes() + device_.reclaiming_bytes()) return false;
-    std::string sentence = "a budget of " + Amount(budget) + " was asked for, and " + Amount(device_.free_bytes()) +
-                           " of the device pool's " + Amount(device_.capacity_bytes()) + " are free";
-    if (device_.orphaned_bytes() > 0) {
-      sentence += " (" + FormatByteSize(device_.orphaned_bytes()) + " are held by trainers of an earlier misad)";
-    }
-    sentence += "; ask for less, wait for a session to end, or raise device.capacity in misad's configuration";
-    Fail(call.call, {Code::kExhausted, std::move(sentence)});
+  const double waited = now_.monotonic_seconds - waiting.since;
+  const uint64_t least = LeastOf(request);
+  uint64_t budget = least;
+  if (request.has_elastic()) {
+    // Its share, where the others give it in time; else what there is.
+    budget = std::max(least, waiting.target_bytes);
+    if (waited >= kPatienceSeconds) budget = std::max(least, std::min(budget, device_.free_bytes()));
+  }
+  if (device_.Lease(budget).empty()) {
+    BeginAttach(session, call, budget);
     return true;
   }
+  if (least <= Attainable() && waited < kMostWaitSeconds) return false;
+  std::string sentence = std::string("a budget of ") + (request.has_elastic() ? "at least " : "") + Amount(least) +
+                         " was asked for, and " + Amount(device_.free_bytes()) + " of the device pool's " +
+                         Amount(device_.capacity_bytes()) + " are free";
+  if (device_.orphaned_bytes() > 0) {
+    sentence += " (" + FormatByteSize(device_.orphaned_bytes()) + " are held by trainers of an earlier misad)";
+  }
+  if (waited >= kMostWaitSeconds) {
+    sentence += "; other sessions were asked to give memory back and did not within " +
+                std::to_string(static_cast<int>(kMostWaitSeconds)) + " s";
+  }
+  sentence += "; ask for less, wait for a session to end, or raise device.capacity in misad's configuration";
+  Fail(call.call, {Code::kExhausted, std::move(sentence)});
+  return true;
+}
+
+// The budget is leased.
+void Core::BeginAttach(Session* session, const AttachCall& call, uint64_t budget_bytes) {
+  const v1::AttachRequest& request = call.request;
   do {
     session->name = "s" + std::to_string(next_session_++);
   } while (orphans_.contains(session->name));
@@ -204,15 +248,20 @@ bool Core::TryAttach(Session* session, const AttachCall& call) {
   session->command = request.command().substr(0, 4096);
   session->mode = request.mode();
   if (request.mode() == v1::MODE_SAMPLED) session->sampling = request.sampling();
-  session->budget_bytes = budget;
-  session->leased_bytes = budget;
-  session->chunks_bytes = budget / options_.chunk_bytes * options_.chunk_bytes;
+  session->weight = request.weight() > 0 ? request.weight() : 1;
+  session->elastic = request.has_elastic();
+  session->least_bytes = LeastOf(request);
+  session->most_bytes = MostOf(request);
+  session->budget_bytes = budget_bytes;
+  session->target_bytes = budget_bytes;
+  session->leased_bytes = budget_bytes;
+  // Room to grow costs nothing until pages are in it.
+  session->chunks_bytes = session->most_bytes / options_.chunk_bytes * options_.chunk_bytes;
   session->operation = true;
   session->operation_call = call.call;
   // Before the memory is handed out: a daemon killed right after must leave word of it.
   JournalSessions();
   Do(CreateChunks{session->lease, session->name, session->chunks_bytes, options_.chunk_bytes});
-  return true;
 }
 
 void Core::On(const ChunksCreated& event) {
@@ -222,6 +271,7 @@ void Core::On(const ChunksCreated& event) {
   const CallId call = std::exchange(session->operation_call, 0);
   session->operation = false;
   session->state = Session::State::kAttached;
+  arbitrate_ = true;
   if (!event.error.ok() && session->end_cause.empty()) {
     Fail(call, event.error);
     End(session, "its memory could not be leased");
@@ -237,6 +287,7 @@ void Core::On(const ChunksCreated& event) {
   v1::AttachResponse response;
   response.set_session(session->name);
   response.set_budget_bytes(session->budget_bytes);
+  response.set_chunks_bytes(session->chunks_bytes);
   response.set_chunk_bytes(options_.chunk_bytes);
   response.set_disk_block_bytes(options_.disk_block_bytes);
   response.set_device_kind("cpu");
@@ -296,7 +347,7 @@ void Core::On(const RegisterCall& event) {
                           "configuration"});
     return;
   }
-  session->disk_wanted_bytes = wanted;
+  session->disk_coming_bytes = wanted - session->disk_bytes;
   session->operation = true;
   JournalSessions();
   Do(ReserveDisk{session->lease, wanted});
@@ -307,18 +358,21 @@ void Core::On(const DiskReserved& event) {
   if (found == sessions_.end()) return;
   Session* session = &found->second;
   session->operation = false;
-  const uint64_t wanted = std::exchange(session->disk_wanted_bytes, 0);
-  if (event.error.ok()) {
-    session->disk_bytes = wanted;
+  const uint64_t came = std::exchange(session->disk_coming_bytes, 0);
+  const bool ended = !session->end_cause.empty();
+  if (event.error.ok() && !ended) {
+    session->disk_bytes += came;
     session->has_disk_file = true;
   } else {
-    disk_.Return(wanted - session->disk_bytes);
+    // An ended session's file went with its other memory.
+    const std::string problem = disk_.Return(came);
+    if (!problem.empty()) Do(LogLine{Level::kError, problem});
     JournalSessions();
   }
-  if (!session->end_cause.empty()) {
+  if (ended) {
     Fail(std::exchange(session->operation_call, 0),
          {Code::kUnavailable, "the session ended (" + session->end_cause + ") while its disk was being reserved"});
-    StartRelease(session);
+    if (session->state == Session::State::kReleased) Forget(session);
     return;
   }
   if (!event.error.ok()) {
@@ -332,6 +386,7 @@ void Core::On(const DiskReserved& event) {
 void Core::FinishRegister(Session* session) {
   const CallId call = std::exchange(session->operation_call, 0);
   bool layout_changed = false;
+  const std::vector<ModuleRegistry::Facet> before = session->registry.facets();
   const Error error = session->registry.Upsert(session->registering.modules(), options_.chunk_bytes, &layout_changed);
   session->registering.Clear();
   if (!error.ok()) {
@@ -349,11 +404,7 @@ void Core::FinishRegister(Session* session) {
     session->tracker->Resize(count);
   }
   session->active.resize(count, session->mode == v1::MODE_EXACT);
-  if (layout_changed) {
-    // The trace speaks of facets that are no longer what they were; the trainer sends a new one.
-    session->has_trace = false;
-    session->trace = {};
-  }
+  if (layout_changed && session->has_trace) KeepTrace(session, before);
   if (session->mode == v1::MODE_SAMPLED) {
     if (session->reports == 0) {
       session->sampler.emplace(
@@ -376,6 +427,29 @@ void Core::FinishRegister(Session* session) {
   Emit("modules_registered", session->name, std::to_string(count) + " modules", session->disk_bytes);
 }
 
+// Facets have other sizes or places now. The trace knows nothing of sizes, and a trainer whose steps stay as they were does
+// not send it again: it stays, with the new places. Where it uses a facet that is gone, a new one will come.
+void Core::KeepTrace(Session* session, const std::vector<ModuleRegistry::Facet>& before) {
+  for (policy::TraceEntry& entry : session->trace.entries) {
+    for (policy::Use& use : entry.uses) {
+      const std::optional<uint32_t> index = session->registry.Index(before[use.facet].id);
+      if (!index) session->has_trace = false;
+      use.facet = index.value_or(0);
+    }
+  }
+  ++session->influence_serial;  // what is being computed is of before
+  session->influence.clear();
+  session->smallest_bytes = 0;
+  if (!session->has_trace) {
+    session->trace = {};
+    return;
+  }
+  session->smallest_bytes = policy::SmallestBudget(MakeInput(*session, session->budget_bytes));
+  arbitrate_ = true;
+  WantPlan(session);
+  WantInfluence(session);
+}
+
 // --- The end of a session ---------------------------------------------------------------------------------------------
 
 void Core::On(const DetachCall& event) {
@@ -389,9 +463,10 @@ void Core::On(const DetachCall& event) {
 void Core::End(Session* session, const std::string& cause) {
   if (!session->end_cause.empty()) return;
   session->end_cause = cause;
+  arbitrate_ = true;
   for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
-    if (waiting->token == session->token) {
-      Fail(waiting->call, {Code::kUnavailable, "the session ended (" + cause + ") while it waited for memory"});
+    if (waiting->attach.token == session->token) {
+      Fail(waiting->attach.call, {Code::kUnavailable, "the session ended (" + cause + ") while it waited for memory"});
       waiting = waiting_.erase(waiting);
     } else {
       ++waiting;
@@ -402,7 +477,7 @@ void Core::End(Session* session, const std::string& cause) {
     by_stream_.erase(session->stream);
     session->stream = 0;
   }
-  if (session->operation) return;  // its answer starts the release
+  if (session->state == Session::State::kAttaching) return;  // the answer starts the release
   if (session->state == Session::State::kConnected) {
     Do(CloseLease{session->lease});
     Erase(session);
@@ -430,22 +505,23 @@ void Core::On(const Released& event) {
   if (problem.empty()) problem = disk_.EndReclaim(session->disk_bytes);
   if (!problem.empty()) Do(LogLine{Level::kError, problem});
   Emit("memory_reclaimed", session->name, session->end_cause, session->leased_bytes);
+  session->leased_bytes = 0;
+  session->disk_bytes = 0;
+  session->state = Session::State::kReleased;
+  freed_ = true;
+  arbitrate_ = true;
+  if (session->operation) {
+    JournalSessions();
+  } else {
+    Forget(session);
+  }
+}
+
+// Nothing of an ended session is left.
+void Core::Forget(Session* session) {
   Do(CloseLease{session->lease});
   Erase(session);
   JournalSessions();
-
-  // First come, first served; one that still does not fit holds back those behind it, or a large one would starve.
-  while (!waiting_.empty()) {
-    const AttachCall call = waiting_.front();
-    const auto by_token = by_token_.find(call.token);
-    if (by_token == by_token_.end()) {
-      Fail(call.call, {Code::kUnauthenticated, "the lease ended while its Attach waited for memory"});
-    } else if (!TryAttach(&sessions_.at(by_token->second), call)) {
-      break;
-    }
-    waiting_.pop_front();
-  }
-
   if (options_.private_daemon && ever_attached_ && !quit_ && waiting_.empty()) {
     const bool any = std::any_of(sessions_.begin(), sessions_.end(),
                                  [](const auto& item) { return item.second.state != Session::State::kConnected; });
@@ -470,6 +546,8 @@ void Core::On(const OrphanEnded& event) {
   if (!problem.empty()) Do(LogLine{Level::kError, problem});
   Emit("orphan_ended", event.session, "process ended", found->second.bytes);
   orphans_.erase(found);
+  freed_ = true;
+  arbitrate_ = true;
   JournalSessions();
 }
 
@@ -483,15 +561,18 @@ uint32_t Core::FreeSlot() const {
   return slot;
 }
 
-void Core::JournalSessions() {
+uint64_t Core::JournalSessions(bool answer) {
   WriteJournal effect;
+  if (answer) effect.serial = ++journal_serial_;
   for (const auto& [lease, session] : sessions_) {
     if (session.state == Session::State::kConnected) continue;
     effect.entries.push_back({session.name, session.job, session.pid, session.start_time, session.leased_bytes,
-                              std::max(session.disk_bytes, session.disk_wanted_bytes)});
+                              session.disk_bytes + session.disk_coming_bytes});
   }
   for (const auto& [name, orphan] : orphans_) effect.entries.push_back(orphan);
+  const uint64_t serial = effect.serial;
   Do(std::move(effect));
+  return serial;
 }
 
 // --- The daemon itself ------------------------------------------------------------------------------------------------
@@ -508,7 +589,7 @@ void Core::BeginDrain(const std::string& reason) {
     if (session.stream != 0) Do(SendTrain{session.stream, notice});
   }
   while (!waiting_.empty()) {
-    Fail(waiting_.front().call, {Code::kPrecondition, "misad is draining and takes no new sessions (" + reason + ")"});
+    Fail(waiting_.front().attach.call, {Code::kPrecondition, "misad is draining and takes no new sessions (" + reason + ")"});
     waiting_.pop_front();
   }
 }
@@ -534,6 +615,7 @@ void Core::ApplyPolicy(const PolicyOptions& policy) {
 }
 
 void Core::On(const Tick&) {
+  freed_ = true;  // who waits may have waited long enough
   if (options_.private_daemon && !ever_attached_ && !quit_ &&
       now_.monotonic_seconds - started_at_ >= options_.private_wait_seconds) {
     quit_ = true;

@@ -44,6 +44,9 @@ class Core {
 
   // "" or a sentence: the invariants of the accounting, for tests and the scheduler's own check.
   std::string CheckInvariants() const;
+  // For a simulation's checks.
+  const std::map<LeaseId, Session>& sessions() const { return sessions_; }
+  const Pool& device() const { return device_; }
 
  private:
   // Lease plane.
@@ -61,6 +64,8 @@ class Core {
   void On(const TrainMessage& event);
   void On(const TrainClosed& event);
   void On(const PlanMade& event);
+  void On(const InfluenceMade& event);
+  void On(const JournalWritten& event);
   // Admin and observation.
   void On(const AdminCall& event);
   void On(const MetricsCall& event);
@@ -79,17 +84,44 @@ class Core {
   // The session of a token; nullptr after having replied with what is wrong.
   Session* Authenticate(CallId call, const std::string& token, bool must_be_attached);
   Error CheckAttach(const Session& session, const v1::AttachRequest& request) const;
-  // True where the call was answered or is under way; false where it waits for memory that is being reclaimed.
-  bool TryAttach(Session* session, const AttachCall& call);
+  // An Attach that waits for memory: that of a session that ends, or what the others give back at their next steps.
+  struct Waiting {
+    AttachCall attach;
+    double since = 0;
+    uint64_t target_bytes = 0;  // of an elastic budget, by the arbiter
+  };
+  // True where the call was answered or is under way; false where it waits.
+  bool TryAttach(Session* session, const Waiting& waiting);
+  void BeginAttach(Session* session, const AttachCall& call, uint64_t budget_bytes);
   void FinishRegister(Session* session);
-  // Starts the end of a session, or notes the cause while an operation is under way.
+  void KeepTrace(Session* session, const std::vector<ModuleRegistry::Facet>& before);
+  // Starts the end of a session, or notes the cause while its chunks are being made.
   void End(Session* session, const std::string& cause);
   void StartRelease(Session* session);
+  void Forget(Session* session);
   void Erase(Session* session);
   void BeginDrain(const std::string& reason);
   void ApplyPolicy(const PolicyOptions& policy);
   uint32_t FreeSlot() const;
-  void JournalSessions();
+  // With `answer`, the serial that JournalWritten will come with.
+  uint64_t JournalSessions(bool answer = false);
+
+  // Sharing the device: core_arbiter.cc.
+  // In force from the trainer's next boundary on; what it grows by is leased first. A sentence, and nothing changed, where
+  // the pool has no room for that.
+  std::string ChangeBudget(Session* session, uint64_t budget_bytes, const std::string& cause);
+  void Announce(Session* session);
+  // What an elastic session can be brought down to.
+  uint64_t Floor(const Session& session) const;
+  uint64_t LeastOf(const v1::AttachRequest& request) const;
+  uint64_t MostOf(const v1::AttachRequest& request) const;
+  // Free bytes, and those that will be as sessions end and elastic ones shrink.
+  uint64_t Attainable() const;
+  void Arbitrate();
+  void ServeWaiting();
+  void Grow();
+  // After each event: what it set free is given out, and budgets follow who is there.
+  void Balance();
 
   void FoldReport(Session* session, const v1::StepReport& report);
   void FoldStatistics(Session* session, const v1::StepReport& report);
@@ -97,6 +129,7 @@ class Core {
   void FoldTrace(Session* session, const v1::Trace& trace);
   void FinishShrink(Session* session);
   void WantPlan(Session* session);
+  void WantInfluence(Session* session);
   bool LinkMoved(const Session& session) const;
   policy::LinkRates EffectiveLink(const Session& session) const;
   policy::PlanInput MakeInput(const Session& session, uint64_t budget_bytes) const;
@@ -129,8 +162,11 @@ class Core {
   std::unordered_map<std::string, LeaseId> by_token_;
   std::unordered_map<StreamId, LeaseId> by_stream_;
   std::map<std::string, JournalEntry> orphans_;
-  // Attaches that wait for memory that is being reclaimed; at most one for each session.
-  std::deque<AttachCall> waiting_;
+  // First come, first served; at most one for each session.
+  std::deque<Waiting> waiting_;
+  bool freed_ = false;      // memory came free, or somebody waits for some
+  bool arbitrate_ = false;  // who shares the device, or what they need, has changed
+  uint64_t journal_serial_ = 0;
   Totals totals_;
 
   // Of the event being handled.

@@ -71,6 +71,18 @@ v1::Session Core::Describe(const Session& session) const {
   out.set_attached_seconds(now_.monotonic_seconds - session.attached_at);
   out.set_command(session.command);
   out.set_last_problem(session.last_problem);
+  out.set_weight(session.weight);
+  out.set_leased_bytes(session.leased_bytes);
+  out.set_elastic(session.elastic);
+  out.set_least_budget_bytes(Floor(session));
+  out.set_most_budget_bytes(session.most_bytes);
+  out.set_target_budget_bytes(session.target_bytes);
+  for (const policy::StallPoint& point : session.influence) {
+    v1::StallPoint* item = out.add_influence();
+    item->set_budget_bytes(point.budget_bytes);
+    item->set_stall_seconds(point.stall_seconds);
+    item->set_step_seconds(point.step_seconds);
+  }
   return out;
 }
 
@@ -163,6 +175,15 @@ void Core::Admin(CallId call, const v1::SetBudgetRequest& request) {
     Fail(call, {Code::kNotFound, "there is no session \"" + request.session() + "\"; misactl sessions lists those there are"});
     return;
   }
+  if (request.automatic()) {
+    session->elastic = true;
+    session->most_bytes = std::max(session->chunks_bytes, session->budget_bytes);
+    session->least_bytes = std::min(session->least_bytes, session->most_bytes);
+    arbitrate_ = true;
+    Emit("budget_changed", session->name, "the arbiter's from here on", session->budget_bytes);
+    Answer(call, v1::SetBudgetResponse());
+    return;
+  }
   const uint64_t budget = request.budget_bytes();
   if (budget < options_.chunk_bytes) {
     Fail(call, {Code::kInvalid, "a budget of " + std::to_string(budget) + " bytes holds nothing; the smallest is one chunk of " +
@@ -186,26 +207,15 @@ void Core::Admin(CallId call, const v1::SetBudgetRequest& request) {
       return;
     }
   }
-  if (budget > session->leased_bytes) {
-    const std::string refusal = device_.Lease(budget - session->leased_bytes);
-    if (!refusal.empty()) {
-      Fail(call, {Code::kExhausted, refusal + "; the session's budget stays " + FormatByteSize(session->budget_bytes)});
-      return;
-    }
-    session->leased_bytes = budget;
-    JournalSessions();
+  const std::string refusal = ChangeBudget(session, budget, "by an operator");
+  if (!refusal.empty()) {
+    Fail(call, {Code::kExhausted, refusal + "; the session's budget stays " + FormatByteSize(session->budget_bytes)});
+    return;
   }
-  const bool changed = budget != session->budget_bytes;
-  session->budget_bytes = budget;
-  if (changed) {
-    Emit("budget_changed", session->name, "by an operator", budget);
-    if (session->stream != 0) {
-      v1::TrainResponse notice;
-      notice.mutable_budget()->set_budget_bytes(budget);
-      Do(SendTrain{session->stream, std::move(notice)});
-    }
-    if (session->has_trace) WantPlan(session);
-  }
+  // What an operator has set, the arbiter does not change.
+  session->elastic = false;
+  session->target_bytes = budget;
+  arbitrate_ = true;
   Answer(call, v1::SetBudgetResponse());
 }
 
@@ -246,7 +256,8 @@ Figures Core::Measure() const {
       figures.facets[facet.kind - 1][facet.residency] += 1;
       figures.facet_bytes[facet.residency] += facet.bytes;
     }
-    figures.session_figures.push_back({session.slot, session.bound.step_seconds, session.accepted_version});
+    figures.session_figures.push_back({session.slot, session.bound.step_seconds, session.accepted_version,
+                                       session.budget_bytes, session.leased_bytes, session.weight});
     if (!session.tracker) continue;
     for (size_t i = 0; i < session.registry.modules().size(); ++i) {
       figures.modules.push_back({session.slot, session.registry.modules()[i].name(), session.tracker->importance(i)});

@@ -13,6 +13,9 @@ namespace {
 // so many steps: rates settle over the first steps, and a plan is not free.
 constexpr double kLinkMoved = 0.25;
 constexpr uint64_t kStepsBeforeReplan = 5;
+// A plan that could not be made, or was refused, is tried again after so many steps, doubled each time.
+constexpr uint64_t kStepsBeforeRetry = 4;
+constexpr uint32_t kMostRetryDoublings = 10;
 
 double Positive(double measured, double otherwise) {
   return std::isfinite(measured) && measured > 0 ? measured : otherwise;
@@ -48,7 +51,8 @@ void Core::On(const TrainOpened& event) {
     notice.mutable_drain()->set_reason("misad is draining");
     Do(SendTrain{event.stream, std::move(notice)});
   }
-  // What a lost stream may have swallowed.
+  // What a lost stream may have swallowed, or was decided before there was one.
+  if (session->budget_serial != 0 && session->announce_serial == 0) Announce(session);
   if (session->has_trace && session->sent_version != session->accepted_version) WantPlan(session);
 }
 
@@ -74,8 +78,10 @@ void Core::On(const TrainMessage& event) {
       Problem(session, "trainer_problem", version + " was acknowledged and never sent; the acknowledgement is ignored");
     } else if (acknowledgement.accepted()) {
       session->accepted_version = acknowledgement.version();
+      session->plan_failures = 0;
       Emit("plan_accepted", session->name, version);
     } else {
+      ++session->plan_failures;
       Problem(session, "plan_refused", version + ": " + acknowledgement.reason());
     }
   }
@@ -129,6 +135,11 @@ void Core::FoldReport(Session* session, const v1::StepReport& report) {
   if (report.has_trace()) {
     FoldTrace(session, report.trace());
   } else if (session->has_trace && session->steps_since_plan >= kStepsBeforeReplan && LinkMoved(*session)) {
+    WantPlan(session);
+    WantInfluence(session);
+  } else if (session->has_trace && session->plan_failures > 0 && !session->plan_in_flight &&
+             session->steps_since_plan >= kStepsBeforeRetry << std::min(session->plan_failures, kMostRetryDoublings)) {
+    // What was in the way may be gone: a budget that was too small for a moment, a trainer that had no room.
     WantPlan(session);
   }
 }
@@ -240,7 +251,12 @@ void Core::FoldTrace(Session* session, const v1::Trace& trace) {
   session->has_trace = true;
   session->trace = std::move(by_index);
   session->trace_digest = digest;
+  session->plan_failures = 0;
+  session->smallest_bytes = policy::SmallestBudget(MakeInput(*session, session->budget_bytes));
+  session->influence.clear();
+  arbitrate_ = true;
   WantPlan(session);
+  WantInfluence(session);
 }
 
 policy::LinkRates Core::EffectiveLink(const Session& session) const {
@@ -304,6 +320,7 @@ void Core::On(const PlanMade& event) {
     return;
   }
   if (!event.plan.ok()) {
+    ++session->plan_failures;
     Problem(session, "plan_failed", event.plan.error);
     return;
   }
@@ -332,13 +349,30 @@ void Core::On(const PlanMade& event) {
   Do(SendTrain{session->stream, std::move(response)});
 }
 
+void Core::WantInfluence(Session* session) {
+  if (!session->elastic) return;
+  ComputeInfluence effect;
+  effect.lease = session->lease;
+  effect.serial = ++session->influence_serial;
+  effect.input = MakeInput(*session, session->budget_bytes);
+  Do(std::move(effect));
+}
+
+void Core::On(const InfluenceMade& event) {
+  const auto found = sessions_.find(event.lease);
+  // Of an older trace than the one that is known now: another is on its way.
+  if (found == sessions_.end() || found->second.influence_serial != event.serial || !event.influence.ok()) return;
+  found->second.influence = event.influence.value;
+  arbitrate_ = true;
+}
+
 void Core::FinishShrink(Session* session) {
   if (session->leased_bytes <= session->budget_bytes) return;
-  // The pool gets the difference only when the trainer has shown that it lives within the smaller budget.
+  // The pool gets the difference only when the trainer has lived a whole step under this change: a report that was on its
+  // way before the trainer heard of it proves nothing, however small its budget was then.
   const v1::StepReport& last = session->last;
-  if (last.device_peak_bytes() > session->budget_bytes || last.device_bytes() > session->budget_bytes ||
-      last.pool_backed_bytes() > session->budget_bytes || session->accepted_version != session->sent_version ||
-      session->plan_in_flight) {
+  if (last.budget_serial() < session->budget_serial || last.device_peak_bytes() > session->budget_bytes || last.device_bytes() > session->budget_bytes ||
+      last.pool_backed_bytes() > session->budget_bytes) {
     return;
   }
   const uint64_t given_back = session->leased_bytes - session->budget_bytes;
@@ -348,6 +382,7 @@ void Core::FinishShrink(Session* session) {
     return;
   }
   session->leased_bytes = session->budget_bytes;
+  freed_ = true;
   Emit("memory_reclaimed", session->name, "budget lowered", given_back);
   JournalSessions();
 }

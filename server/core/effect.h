@@ -77,8 +77,17 @@ struct ComputePlan {
   policy::PlanInput input;
 };
 
+// Predicts the session's stall at several budgets, on the same thread. Answer: InfluenceMade.
+struct ComputeInfluence {
+  LeaseId lease = 0;
+  uint64_t serial = 0;
+  policy::PlanInput input;
+};
+
+// Written before any memory that a later effect creates. Answer, where `serial` is not 0: JournalWritten.
 struct WriteJournal {
   std::vector<JournalEntry> entries;
+  uint64_t serial = 0;
 };
 struct EmitEvent {
   v1::Event event;
@@ -96,7 +105,7 @@ struct Quit {
 };
 
 using Effect = std::variant<SendWelcome, RefuseLease, CloseLease, CreateChunks, ReserveDisk, Release, Reply, SendTrain,
-                            ReadTrain, FinishTrain, ComputePlan, WriteJournal, EmitEvent, LogLine, SetServing, Quit>;
+                            ReadTrain, FinishTrain, ComputePlan, ComputeInfluence, WriteJournal, EmitEvent, LogLine, SetServing, Quit>;
 using Effects = std::vector<Effect>;
 
 }  // namespace misa::server

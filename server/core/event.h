@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "misa/v1/admin.pb.h"
 #include "misa/v1/control.pb.h"
+#include "runtime/policy/arbiter.h"
 #include "runtime/policy/planner.h"
 #include "server/errors.h"
 
@@ -89,6 +91,17 @@ struct PlanMade {
   policy::Result<policy::Bound> bound;
 };
 
+// The answer to ComputeInfluence.
+struct InfluenceMade {
+  LeaseId lease = 0;
+  uint64_t serial = 0;
+  policy::Result<std::vector<policy::StallPoint>> influence;
+};
+// The answer to a WriteJournal with a serial: it is on the disk, or could not be written.
+struct JournalWritten {
+  uint64_t serial = 0;
+};
+
 struct OrphanEnded {
   std::string session;
 };
@@ -114,8 +127,8 @@ struct PolicyReloaded {
 struct Tick {};
 
 using Event = std::variant<LeaseOpened, LeaseClosed, AttachCall, ChunksCreated, RegisterCall, DiskReserved, DetachCall,
-                           Released, TrainOpened, TrainMessage, TrainClosed, PlanMade, OrphanEnded, AdminCall,
-                           MetricsCall, DrainRequested, PolicyReloaded, Tick>;
+                           Released, TrainOpened, TrainMessage, TrainClosed, PlanMade, InfluenceMade, JournalWritten,
+                           OrphanEnded, AdminCall, MetricsCall, DrainRequested, PolicyReloaded, Tick>;
 
 // Read by the scheduler, once for each event.
 struct Now {

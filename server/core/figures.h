@@ -41,6 +41,9 @@ struct SessionFigures {
   uint32_t slot = 0;  // a small number that is used again: bounds the series
   double bound_step_seconds = 0;
   uint64_t plan_version = 0;
+  uint64_t budget_bytes = 0;
+  uint64_t leased_bytes = 0;
+  double weight = 1;
 };
 
 struct ModuleFigure {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "misa/v1/control.pb.h"
+#include "runtime/policy/arbiter.h"
 #include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
 #include "runtime/policy/sampler.h"
@@ -59,6 +60,7 @@ struct Session {
     kAttaching,  // its chunks are being made
     kAttached,
     kReleasing,  // ended; its memory is being scrubbed
+    kReleased,   // and is free; its disk is still being reserved, or it would be gone
   };
 
   // Who.
@@ -77,7 +79,7 @@ struct Session {
   uint32_t slot = 0;
   double attached_at = 0;
 
-  // Where it is in its life. At most one operation (chunks or disk) is under way; an end waits for it.
+  // Where it is in its life. At most one operation (chunks or disk) is under way; it goes only after that.
   State state = State::kConnected;
   bool operation = false;
   CallId operation_call = 0;
@@ -89,8 +91,20 @@ struct Session {
   uint64_t leased_bytes = 0;  // counted in the pool; above the budget until the trainer has shrunk
   uint64_t chunks_bytes = 0;  // size of its memfd
   uint64_t disk_bytes = 0;    // reserved
-  uint64_t disk_wanted_bytes = 0;
+  uint64_t disk_coming_bytes = 0;  // being reserved, beside them
   bool has_disk_file = false;
+  uint64_t budget_serial = 0;    // of the last change since it attached; 0: none
+  uint64_t announce_serial = 0;  // not 0: a larger budget is announced once this journal is written
+
+  // How it shares the device.
+  double weight = 1;
+  bool elastic = false;  // the arbiter chooses its budget
+  uint64_t least_bytes = 0;  // as asked for
+  uint64_t most_bytes = 0;
+  uint64_t smallest_bytes = 0;  // that its step needs at once; 0: not known
+  uint64_t target_bytes = 0;    // what its budget is to become, as memory comes free
+  std::vector<policy::StallPoint> influence;
+  uint64_t influence_serial = 0;
 
   // What it told us.
   ModuleRegistry registry;
@@ -119,6 +133,7 @@ struct Session {
   uint64_t accepted_version = 0;
   policy::LinkRates plan_link;
   uint64_t steps_since_plan = 0;
+  uint32_t plan_failures = 0;  // since the last one that was accepted
   policy::Bound bound;
 
   bool attached() const { return state == State::kAttached && end_cause.empty(); }

@@ -121,6 +121,20 @@ std::vector<MetricFamily> MakeFamilies(const Figures& figures, const ProcessFigu
   for (const SessionFigures& session : figures.session_figures) {
     if (session.slot < kSessionSeries) b.Add(D(session.plan_version), {{"session", std::to_string(session.slot)}});
   }
+  b.Start("misa_session_budget_bytes", "Device bytes that a session may hold, by session slot.", MetricType::Gauge);
+  for (const SessionFigures& session : figures.session_figures) {
+    if (session.slot < kSessionSeries) b.Add(D(session.budget_bytes), {{"session", std::to_string(session.slot)}});
+  }
+  b.Start("misa_session_leased_bytes",
+          "Device bytes that the pool counts for a session, by session slot; above its budget until it has shrunk.",
+          MetricType::Gauge);
+  for (const SessionFigures& session : figures.session_figures) {
+    if (session.slot < kSessionSeries) b.Add(D(session.leased_bytes), {{"session", std::to_string(session.slot)}});
+  }
+  b.Start("misa_session_weight", "How much a session counts where budgets are shared, by session slot.", MetricType::Gauge);
+  for (const SessionFigures& session : figures.session_figures) {
+    if (session.slot < kSessionSeries) b.Add(session.weight, {{"session", std::to_string(session.slot)}});
+  }
   b.Start("misa_module_importance", "Smoothed importance of the most important modules, by session slot.", MetricType::Gauge);
   for (const ModuleFigure& module : figures.modules) {
     if (module.slot >= kSessionSeries) continue;

@@ -108,6 +108,7 @@ TEST_F(TrainingTest, ATraceGivesAPlanAndABudgetAnother) {
   ASSERT_TRUE(stream->Read(&response));
   ASSERT_TRUE(response.has_budget());
   EXPECT_EQ(response.budget().budget_bytes(), 4 * kMiB);
+  const uint64_t budget_serial = response.budget().serial();
   ASSERT_TRUE(stream->Read(&response));
   ASSERT_TRUE(response.has_plan());
   EXPECT_EQ(response.plan().version(), 2u);
@@ -115,6 +116,7 @@ TEST_F(TrainingTest, ATraceGivesAPlanAndABudgetAnother) {
   accepted.mutable_acknowledgement()->set_version(2);
   ASSERT_TRUE(stream->Write(accepted));
   report->clear_trace();
+  report->set_budget_serial(budget_serial);
   report->set_device_peak_bytes(4 * kMiB);
   report->set_device_bytes(3 * kMiB);
   ASSERT_TRUE(stream->Write(request));

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import select
 import sys
 import time
 from typing import Any
@@ -34,7 +36,11 @@ def main(settings: dict[str, Any]) -> None:
         time.sleep(3600)
 
     with manage as run:
-        for step in range(settings["steps"]):
+        # A trainer without a number of steps goes on until a line comes on its stdin.
+        for step in range(settings["steps"]) if "steps" in settings else itertools.count():
+            if "steps" not in settings and select.select([sys.stdin], [], [], 0)[0]:
+                say("steps", step)
+                break
             if step == hang_at:
                 model.blocks[1].up.weight.register_hook(hang)
             optimizer.zero_grad()

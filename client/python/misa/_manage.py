@@ -102,6 +102,9 @@ class Run:
         optimizers: Sequence[Optimizer],
         *,
         budget: int,
+        elastic: bool,
+        least: int,
+        weight: float,
         mode: str,
         step: str,
         daemon: str,
@@ -115,7 +118,7 @@ class Run:
         wait_seconds: float,
     ) -> None:
         self.mode = mode
-        self.budget_bytes = budget
+        self._last_budget = budget
         self._models = list(models)
         self._optimizers = list(optimizers)
         self._manager: _C.Manager | None = None
@@ -172,6 +175,9 @@ class Run:
         self._manager = _C.Manager(
             parameters=parameters,
             budget=budget,
+            elastic=elastic,
+            least=least,
+            weight=weight,
             mode=mode,
             step=self._step_mode,
             daemon=daemon,
@@ -512,6 +518,13 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------- looking
 
+    @property
+    def budget_bytes(self) -> int:
+        """What this trainer may hold on the device now. The daemon changes an elastic budget at step boundaries."""
+        if self._manager is not None:
+            self._last_budget = self._manager.session()["budget_bytes"]
+        return self._last_budget
+
     def modules(self) -> list[dict[str, Any]]:
         """Name, kind, parameters and parameter count of every module."""
         return self._modules
@@ -686,7 +699,8 @@ def manage(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: Optimizer | Sequence[Optimizer],
     *,
-    budget: str | int,
+    budget: str | int | tuple[str | int, str | int],
+    weight: float = 1.0,
     mode: str = "exact",
     step: str = "deferred",
     daemon: str = "auto",
@@ -705,7 +719,9 @@ def manage(
         model: the model, or all models whose parameters the optimizers train.
         optimizer: the optimizer, or all of them; a training step ends with the last one's `step()`.
         budget: bytes on the device that this trainer may hold at once, managed state and every other tensor
-            ("24GiB", "800MiB" or a number).
+            ("24GiB", "800MiB" or a number). "auto", or a range such as ("2GiB", "24GiB"): the daemon chooses, and changes
+            it at step boundaries as other trainers come and go; every budget gives the same bits.
+        weight: how much this trainer counts beside others where the daemon chooses budgets.
         mode: "exact" (bit-identical to plain training) or "sampled" (module-wise importance sampling, bit-identical to
             `misa.SampledReference` with the same options).
         step: "deferred" (each module steps at its next touch), "in_backward" (as soon as its gradient is complete;
@@ -736,9 +752,9 @@ def manage(
         raise ValueError(
             "misa already manages a model in this process: give all models and optimizers to one misa.manage(...)."
         )
-    budget_bytes = _C.parse_byte_size(budget) if isinstance(budget, str) else int(budget)
-    if budget_bytes <= 0:
-        raise ValueError(f"A budget of {budget!r} holds nothing: it must be above 0 bytes.")
+    least_bytes, budget_bytes, elastic = _parse_budget(budget)
+    if not 0 < weight <= 1000:
+        raise ValueError(f"A weight of {weight!r} makes no sense: it lies above 0 and up to 1000.")
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not models or not optimizers:
@@ -757,6 +773,9 @@ def manage(
         models,
         optimizers,
         budget=budget_bytes,
+        elastic=elastic,
+        least=least_bytes,
+        weight=float(weight),
         mode=mode,
         step=step,
         daemon=daemon,
@@ -770,6 +789,23 @@ def manage(
         wait_seconds=wait_seconds,
     )
     return _current
+
+
+def _parse_budget(budget: str | int | tuple[str | int, str | int]) -> tuple[int, int, bool]:
+    """The least, the most (0: whatever there is) and whether the daemon chooses between them."""
+    if budget == "auto":
+        return 0, 0, True
+    if isinstance(budget, (tuple, list)):
+        if len(budget) != 2:
+            raise ValueError(f"A budget of {budget!r} is neither a size nor a range of two sizes.")
+        least, most = (_parse_budget(part)[1] for part in budget)
+        if most and least > most:
+            raise ValueError(f"A budget between {budget[0]!r} and {budget[1]!r} is no range.")
+        return least, most, True
+    size = _C.parse_byte_size(budget) if isinstance(budget, str) else int(budget)
+    if size <= 0:
+        raise ValueError(f"A budget of {budget!r} holds nothing: it must be above 0 bytes.")
+    return 0, size, False
 
 
 def _in_child() -> None:

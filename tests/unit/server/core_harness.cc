@@ -66,6 +66,9 @@ void CoreHarness::Perform(const Effect& effect, std::vector<Event>* follow) {
     finished.push_back(*finish);
   } else if (const auto* write = std::get_if<WriteJournal>(&effect)) {
     journal = write->entries;
+    if (write->serial != 0) answer(JournalWritten{write->serial});
+  } else if (const auto* influence = std::get_if<ComputeInfluence>(&effect)) {
+    answer(InfluenceMade{influence->lease, influence->serial, policy::MeasureInfluence(influence->input)});
   } else if (const auto* refuse = std::get_if<RefuseLease>(&effect)) {
     refused.push_back(refuse->sentence);
   } else if (const auto* quit = std::get_if<Quit>(&effect)) {
@@ -100,6 +103,19 @@ LeaseId CoreHarness::Attach(uint64_t budget_bytes, v1::Mode mode) {
     call.request.mutable_sampling()->set_inner_steps(2);
     call.request.mutable_sampling()->set_seed(3);
   }
+  Handle(call);
+  return id;
+}
+
+LeaseId CoreHarness::AttachElastic(uint64_t least_bytes, uint64_t most_bytes, double weight) {
+  const LeaseId id = ++lease;
+  Handle(LeaseOpened{id, Token(id), 100 + static_cast<int32_t>(id), 0, 7, "test"});
+  AttachCall call{NewCall(), Token(id), {}};
+  call.request.set_protocol_version(1);
+  call.request.set_mode(v1::MODE_EXACT);
+  call.request.mutable_elastic()->set_least_bytes(least_bytes);
+  call.request.mutable_elastic()->set_most_bytes(most_bytes);
+  call.request.set_weight(weight);
   Handle(call);
   return id;
 }

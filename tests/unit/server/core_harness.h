@@ -25,6 +25,8 @@ struct CoreHarness {
 
   // Opens a lease and attaches; the lease's number, also where Attach was refused.
   LeaseId Attach(uint64_t budget_bytes, v1::Mode mode = v1::MODE_EXACT);
+  // As Attach, with a budget that the arbiter chooses; 0: no limit on that side.
+  LeaseId AttachElastic(uint64_t least_bytes = 0, uint64_t most_bytes = 0, double weight = 0);
   void Register(LeaseId lease, const v1::RegisterModulesRequest& request);
   CallId next_call() const { return call_; }
 

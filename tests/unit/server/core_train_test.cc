@@ -144,8 +144,8 @@ TEST_F(CoreTrainTest, ALowerBudgetIsGivenBackOnceTheTrainerLivesWithinIt) {
   v1::StepReport report;
   report.set_device_peak_bytes(3 * kMiB);
   Report(report);
-  EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);  // the plan is not accepted yet
-  Acknowledge(2, true);
+  EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);
+  report.set_budget_serial(h_.sent[1].response.budget().serial());
   report.set_device_peak_bytes(4 * kMiB);
   Report(report);
   EXPECT_EQ(h_.Node().leased_bytes(), 4 * kMiB);  // the peak is still above
@@ -159,6 +159,36 @@ TEST_F(CoreTrainTest, ALowerBudgetIsGivenBackOnceTheTrainerLivesWithinIt) {
   EXPECT_EQ(h_.last_reply().error.code, Code::kPrecondition);
   SetBudget(kMiB / 2);
   EXPECT_EQ(h_.last_reply().error.code, Code::kPrecondition);
+}
+
+TEST_F(CoreTrainTest, ATraceOutlivesAnotherLayoutOfItsFacets) {
+  Begin(6, 8 * kMiB);
+  Trace();
+  ASSERT_EQ(h_.sent.size(), 1u);
+  // A module that comes in between moves the places of the others, and one has another size.
+  v1::RegisterModulesRequest request = MakeModules(6, kMiB);
+  v1::Facet* optimizer = request.mutable_modules(0)->add_facets();
+  optimizer->set_id(99);
+  optimizer->set_kind(v1::FACET_KIND_OPTIMIZER);
+  optimizer->set_device_bytes(kMiB);
+  request.mutable_modules(5)->mutable_facets(0)->set_device_bytes(3 * kMiB);
+  h_.Register(lease_, request);
+  ASSERT_EQ(h_.sent.size(), 2u);  // planned anew without a word of the trainer
+  EXPECT_EQ(h_.sent[1].response.plan().trace_digest(), h_.sent[0].response.plan().trace_digest());
+  SetBudget(2 * kMiB);
+  EXPECT_EQ(h_.last_reply().error.code, Code::kPrecondition);  // 3 MiB are needed at once
+}
+
+TEST_F(CoreTrainTest, APlanThatFailedIsTriedAgainLaterAndLater) {
+  Begin(6, kMiB / 2 + kMiB / 4);
+  Trace();
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 1);
+  for (int i = 0; i < 8; ++i) Report({});
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 2);
+  for (int i = 0; i < 15; ++i) Report({});
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 2);
+  Report({});
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 3);
 }
 
 TEST_F(CoreTrainTest, AChangeWhileAPlanIsMadeMakesAnother) {

@@ -67,7 +67,7 @@ class FakeAdmin final : public v1::AdminService::Service {
 
   grpc::Status SetBudget(grpc::ServerContext*, const v1::SetBudgetRequest* request, v1::SetBudgetResponse*) override {
     std::lock_guard lock(mutex_);
-    budgets_[request->session()] = request->budget_bytes();
+    budgets_[request->session()] = request->automatic() ? kAutomatic : request->budget_bytes();
     return grpc::Status::OK;
   }
 
@@ -75,6 +75,7 @@ class FakeAdmin final : public v1::AdminService::Service {
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "misad is stopping");
   }
 
+  static constexpr uint64_t kAutomatic = ~uint64_t{0};
   uint64_t budget(const std::string& session) {
     std::lock_guard lock(mutex_);
     return budgets_[session];
@@ -154,6 +155,8 @@ TEST_F(CommandsTest, FollowedEventsEndWithASentenceWhenTheDaemonEnds) {
 TEST_F(CommandsTest, BudgetReadsHumanSizes) {
   EXPECT_EQ(Budget(client_, output_, "s1", "1.5GiB"), kExitDone);
   EXPECT_EQ(admin_.budget("s1"), uint64_t{3} << 29);
+  EXPECT_EQ(Budget(client_, output_, "s2", "auto"), kExitDone);
+  EXPECT_EQ(admin_.budget("s2"), decltype(admin_)::kAutomatic);
   EXPECT_EQ(Budget(client_, output_, "s1", "lots"), kExitNoDaemon);
   EXPECT_THAT(error_.str(), HasSubstr("\"lots\" is not a size in bytes"));
 }
@@ -210,9 +213,11 @@ TEST(TextTest, SessionsShowProblemsBelowTheTable) {
   session->set_session("s1");
   session->set_mode(v1::MODE_EXACT);
   session->set_budget_bytes(uint64_t{512} << 20);
+  session->set_weight(2.5);
+  session->set_elastic(true);
   session->set_last_problem("disk full\033[2J");
   const std::string text = SessionsText(sessions, false);
-  EXPECT_THAT(text, HasSubstr("512MiB"));
+  EXPECT_THAT(text, HasSubstr("2.5  512MiB auto"));
   EXPECT_THAT(text, HasSubstr("session s1: disk full?[2J\n"));
 }
 
