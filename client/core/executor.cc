@@ -312,8 +312,13 @@ std::string Executor::EnsurePresent(Lock& lock, Facet* facet, bool create) {
       if (!HasRoomFor(*load_queue_.front())) {
         if (EvictOne(lock)) continue;
         if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
-          error = TooSmall(facet, facet->bytes, facet->name);
-          if (!error.empty()) break;
+          uint64_t smallest = 0;
+          error = TooSmall(facet, facet->bytes, facet->name, &smallest);
+          if (!error.empty()) {
+            if (!AskForMore(lock, smallest)) break;
+            error.clear();
+            continue;
+          }
           look_seconds = kRetrySeconds;
         }
       }
@@ -340,7 +345,16 @@ std::string Executor::Stuck(const Facet& facet) const {
          " was waited for: the disk tier does not answer. Its content is safe where it was; the training cannot go on.";
 }
 
-std::string Executor::TooSmall(const Facet* facet, uint64_t needed, const std::string& what) const {
+bool Executor::AskForMore(Lock& lock, uint64_t smallest) {
+  if (!on_need || smallest == 0) return false;
+  lock.unlock();
+  const bool grown = on_need(smallest);
+  lock.lock();
+  return grown;
+}
+
+std::string Executor::TooSmall(const Facet* facet, uint64_t needed, const std::string& what, uint64_t* smallest_out) const {
+  *smallest_out = 0;
   uint64_t present = 0;  // pinned and there
   uint64_t pinned = 0;   // pinned, there or not: the whole of each group that is used now
   uint64_t failing = 0;
@@ -368,6 +382,7 @@ std::string Executor::TooSmall(const Facet* facet, uint64_t needed, const std::s
   const uint64_t smallest = pinned + meter_->other_bytes() + (facet == nullptr ? needed : 0);
   // Another thread unpinned something meanwhile, or its refused allocation was counted for a moment.
   if (smallest <= meter_->budget_bytes()) return "";
+  *smallest_out = smallest;
   return "The budget of " + FormatByteSize(meter_->budget_bytes()) + " is too small for " + what + " (" +
          FormatByteSize(needed) + "): the operator that runs now holds " + FormatByteSize(present) + " of " +
          FormatByteSize(pinned) + " of managed memory that it needs, and other tensors take " +
@@ -426,8 +441,14 @@ std::string Executor::TakeRoom(Lock& lock, Facet* facet) {
     if (EvictOne(lock)) continue;
     double look_seconds = kLookSeconds;
     if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
-      error = TooSmall(facet, facet->bytes, facet->name);
-      if (!error.empty()) break;
+      uint64_t smallest = 0;
+      error = TooSmall(facet, facet->bytes, facet->name, &smallest);
+      if (!error.empty()) {
+        if (!AskForMore(lock, smallest)) break;
+        error.clear();
+        waited = true;
+        continue;
+      }
       look_seconds = kRetrySeconds;
     }
     waited = true;
@@ -580,8 +601,14 @@ std::string Executor::MakeRoom(uint64_t bytes) {
     if (EvictOne(lock)) continue;
     double look_seconds = kLookSeconds;
     if (loads_in_flight_ + unloads_in_flight_ == 0 && unload_queue_.empty()) {
-      error = TooSmall(nullptr, bytes, "a tensor");
-      if (!error.empty()) break;
+      uint64_t smallest = 0;
+      error = TooSmall(nullptr, bytes, "a tensor", &smallest);
+      if (!error.empty()) {
+        if (!AskForMore(lock, smallest)) break;
+        error.clear();
+        waited = true;
+        continue;
+      }
       look_seconds = kRetrySeconds;
     }
     waited = true;

@@ -132,6 +132,9 @@ class Executor {
   void EndStep();
   // Called at the boundary's end, on the thread of the use that began the next step, without the lock.
   std::function<void(StepSummary)> on_step;
+  // Called without the lock where the budget is too small for what runs now, with the smallest that works: true where it
+  // has grown to that. May wait.
+  std::function<bool(uint64_t smallest_bytes)> on_need;
   // A sentence where the plan is not for this trace; the old one stays then. In force from the next boundary.
   std::string OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
 
@@ -185,7 +188,9 @@ class Executor {
   bool WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen, double look_seconds);
   std::string Stuck(const Facet& facet) const;
   // For a facet, or (null) for that many bytes of other tensors. Empty where the budget is not what is in the way.
-  std::string TooSmall(const Facet* facet, uint64_t needed, const std::string& what) const;
+  // With the smallest budget that works, or 0 where no budget helps.
+  std::string TooSmall(const Facet* facet, uint64_t needed, const std::string& what, uint64_t* smallest) const;
+  bool AskForMore(Lock& lock, uint64_t smallest);
 
   void Enqueue(Facet* facet, bool front);
   void Dequeue(Facet* facet);

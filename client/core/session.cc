@@ -295,6 +295,14 @@ class GrpcSession final : public Session {
     filled_.notify_one();
   }
 
+  void AskForBudget(uint64_t bytes) override {
+    if (!alive_) return;
+    v1::TrainRequest request;
+    request.mutable_budget_request()->set_bytes(bytes);
+    std::lock_guard<std::mutex> lock(write_mutex_);
+    stream_->Write(request);
+  }
+
   bool daemon_alive() const override { return alive_; }
 
   void Close() override {

@@ -114,6 +114,8 @@ class Session {
                              std::function<void(const std::string&)> on_notice) = 0;
   // Never blocks: where the daemon does not keep up or is gone, the oldest reports are dropped.
   virtual void Report(StepReport report) = 0;
+  // A step needs so much at once; the answer comes as a budget. Any thread.
+  virtual void AskForBudget(uint64_t bytes) = 0;
   virtual bool daemon_alive() const = 0;
   // A clean end; also ends a private daemon. Idempotent, bounded in time.
   virtual void Close() = 0;

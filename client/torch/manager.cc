@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <set>
@@ -241,8 +242,10 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       [this](uint64_t budget, uint64_t serial) {
         std::lock_guard<std::mutex> lock(mutex_);
         told_budget_ = {budget, serial};
+        budget_told_.notify_all();
       },
       [this](const std::string& s) { Notice(s); });
+  if (options_.session.elastic) executor_->on_need = [this](uint64_t bytes) { return GrowBudget(bytes); };
   SetTouchHandler(this);
   data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); },
                 [this](const at::TensorBase& t) { AfterReplace(t); }};
@@ -887,6 +890,27 @@ void Manager::OnStep(StepSummary summary) {
   report.summary = std::move(summary);
   session_->Report(std::move(report));
   ApplyBudget();
+}
+
+bool Manager::GrowBudget(uint64_t smallest_bytes) {
+  constexpr double kMostSeconds = 30;
+  const uint64_t most = session_->info().chunks_bytes;
+  if (smallest_bytes > most || releasing_.load()) return false;
+  // A little more than now: the next operator may need it.
+  session_->AskForBudget(std::min(most, smallest_bytes + smallest_bytes / 8));
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::duration<double>(std::min(kMostSeconds, options_.executor.wait_seconds));
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (told_budget_.serial == 0 || told_budget_.bytes < smallest_bytes) {
+    // Another thread may have been given what this one asks for.
+    if (budget_bytes() >= smallest_bytes) return true;
+    if (std::chrono::steady_clock::now() >= end || !session_->daemon_alive()) return false;
+    budget_told_.wait_for(lock, std::chrono::milliseconds(100));
+  }
+  DeviceMeter::Get().SetBudget(told_budget_.bytes);
+  budget_ = told_budget_.bytes;
+  budget_serial_ = std::exchange(told_budget_.serial, 0);
+  return true;
 }
 
 // At a boundary. What has to leave for a smaller budget leaves now; where that cannot be, the old one stays until the next.

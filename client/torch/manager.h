@@ -186,6 +186,8 @@ class Manager final : public TouchHandler {
   uint64_t ReserveDisk(uint64_t bytes);
   void OnStep(StepSummary summary);
   void ApplyBudget();
+  // An elastic budget that is too small for what runs now: asks for more and waits for it.
+  bool GrowBudget(uint64_t smallest_bytes);
   void CheckParameters();
   void DecideGradients(const policy::Trace& trace);
   void Notice(std::string sentence);
@@ -199,7 +201,7 @@ class Manager final : public TouchHandler {
   std::vector<std::unique_ptr<Module>> modules_;
   uint64_t disk_bytes_ = 0;
   std::atomic<uint64_t> budget_{0};
-  uint64_t budget_serial_ = 0;  // of the change that is in force
+  std::atomic<uint64_t> budget_serial_{0};  // of the change that is in force
   bool open_ = false;
   bool take_gradients_ = true;  // into the pool; decided at step boundaries
   std::atomic<bool> releasing_{false};
@@ -221,6 +223,7 @@ class Manager final : public TouchHandler {
     uint64_t bytes = 0;
     uint64_t serial = 0;
   } told_budget_;
+  std::condition_variable budget_told_;
   uint64_t last_trace_sent_ = 0;
   uint64_t last_trace_seen_ = 0;
   RunTotals totals_;

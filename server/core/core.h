@@ -119,7 +119,7 @@ class Core {
   uint64_t Attainable() const;
   void Arbitrate();
   void ServeWaiting();
-  void Grow();
+  void Grow(bool only_starved);
   // After each event: what it set free is given out, and budgets follow who is there.
   void Balance();
 

@@ -29,7 +29,7 @@ uint64_t Core::MostOf(const v1::AttachRequest& request) const {
 
 uint64_t Core::Floor(const Session& session) const {
   if (!session.elastic) return session.budget_bytes;
-  uint64_t least = std::max(session.least_bytes, options_.chunk_bytes);
+  uint64_t least = std::max({session.least_bytes, session.asked_bytes, options_.chunk_bytes});
   if (session.smallest_bytes > 0) {
     least = std::max(least, session.smallest_bytes + session.smallest_bytes / kDriftDivisor);
   }
@@ -97,8 +97,10 @@ void Core::Balance() {
   for (int round = 0; round < 4 && (arbitrate_ || freed_); ++round) {
     if (std::exchange(arbitrate_, false)) Arbitrate();
     if (std::exchange(freed_, false)) {
+      // First of all who would not get through its step, then who waits to begin, then who would only be faster.
+      Grow(/*only_starved=*/true);
       ServeWaiting();
-      Grow();
+      Grow(/*only_starved=*/false);
     }
   }
 }
@@ -169,17 +171,19 @@ void Core::ServeWaiting() {
 }
 
 // Brings budgets up to what the arbiter decided, as memory comes free.
-void Core::Grow() {
-  if (!waiting_.empty()) return;  // what is free is for who waits
+void Core::Grow(bool only_starved) {
   const uint64_t watermark = device_.capacity_bytes() / kWatermarkDivisor;
   for (auto& [lease, session] : sessions_) {
     if (!session.elastic || !session.attached() || session.target_bytes <= session.budget_bytes) continue;
     // The watermark is for those who come, and for one that would not work otherwise.
-    const uint64_t kept = session.budget_bytes < Floor(session) ? 0 : watermark;
+    const bool starved = session.budget_bytes < Floor(session);
+    if (!starved && (only_starved || !waiting_.empty())) continue;  // what is free is for who waits
+    const uint64_t kept = starved ? 0 : watermark;
     const uint64_t spare = device_.free_bytes() - std::min(device_.free_bytes(), kept);
     uint64_t budget = std::min(session.target_bytes, session.leased_bytes + spare);
     if (budget < session.target_bytes) budget = std::max(session.budget_bytes, budget / options_.chunk_bytes * options_.chunk_bytes);
-    if (budget < session.target_bytes && budget < session.budget_bytes + session.budget_bytes / kLeastGrowthDivisor) continue;
+    const uint64_t worth = starved ? 1 : session.budget_bytes / kLeastGrowthDivisor;
+    if (budget < session.target_bytes && budget < session.budget_bytes + worth) continue;
     const std::string refusal = ChangeBudget(&session, budget, "shared with others");
     if (!refusal.empty()) Do(LogLine{Level::kError, refusal});
   }

@@ -71,6 +71,11 @@ void Core::On(const TrainMessage& event) {
   Session* session = &sessions_.at(found->second);
   if (event.request.has_report()) {
     FoldReport(session, event.request.report());
+  } else if (event.request.has_budget_request()) {
+    // What the trace knows of its other tensors was another batch's: from here on this is the least.
+    session->asked_bytes = std::max(session->asked_bytes, std::min(event.request.budget_request().bytes(), session->most_bytes));
+    arbitrate_ = true;
+    Emit("budget_asked", session->name, "a step needs it at once", event.request.budget_request().bytes());
   } else if (event.request.has_acknowledgement()) {
     const v1::PlanAcknowledgement& acknowledgement = event.request.acknowledgement();
     const std::string version = "plan " + std::to_string(acknowledgement.version());

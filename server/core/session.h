@@ -102,6 +102,7 @@ struct Session {
   uint64_t least_bytes = 0;  // as asked for
   uint64_t most_bytes = 0;
   uint64_t smallest_bytes = 0;  // that its step needs at once; 0: not known
+  uint64_t asked_bytes = 0;     // that a step turned out to need
   uint64_t target_bytes = 0;    // what its budget is to become, as memory comes free
   std::vector<policy::StallPoint> influence;
   uint64_t influence_serial = 0;

@@ -121,7 +121,7 @@ uint64_t World::Givable(const Session& session) const {
   uint64_t bytes = core_->device().free_bytes();
   for (const auto& [lease, other] : core_->sessions()) {
     if (&other == &session || !other.elastic || !other.attached()) continue;
-    const uint64_t least = std::max({other.least_bytes, core_options_.chunk_bytes,
+    const uint64_t least = std::max({other.least_bytes, other.asked_bytes, core_options_.chunk_bytes,
                                      other.smallest_bytes + other.smallest_bytes / 16});
     bytes += other.budget_bytes - std::min(other.budget_bytes, least);
   }
@@ -153,7 +153,8 @@ void World::AuditSettled() {
       return Violate("session " + session.name + " has given nothing back: it leases " + Bytes(session.leased_bytes) +
                      " under a budget of " + Bytes(session.budget_bytes));
     }
-    const uint64_t needed = std::min(trainer.model.smallest_bytes(), session.most_bytes);
+    const uint64_t needed =
+        std::min(std::max(trainer.model.smallest_bytes(), session.asked_bytes), session.most_bytes);
     const bool known = session.has_trace && session.trace_digest == trainer.model.digest();
     if (session.elastic && known && session.budget_bytes < needed && Givable(session) >= needed + core_options_.chunk_bytes - session.budget_bytes) {
       return Violate("session " + session.name + " starves: it has " + Bytes(session.budget_bytes) +

@@ -242,6 +242,11 @@ void World::EndStep(uint32_t number) {
       return Kill(number, random_.Chance(0.5) ? "process ended" : "socket closed");
     }
     if (random_.Chance(fault_rate_ * 0.1)) BreakStream(number);
+    if (trainer.elastic && random_.Chance(0.02)) {
+      v1::TrainRequest request;
+      request.mutable_budget_request()->set_bytes(random_.Below(2 * trainer.model.all_bytes()));
+      Say(&trainer, std::move(request));
+    }
     if (random_.Chance(0.02)) {
       trainer.previous_digest = trainer.model.digest();
       trainer.model.ChangeTrace();

@@ -50,13 +50,14 @@ World::World(const NodeOptions& options) : options_(options), random_(options.se
   core_options_.version = "simulated";
   core_options_.device_name = "simulated";
   core_options_.chunk_bytes = kChunkBytes;
-  core_options_.device_capacity_bytes = random_.Between(uint64_t{20}, uint64_t{80}) * kChunkBytes;
-  core_options_.disk_capacity_bytes = random_.Between(uint64_t{60}, uint64_t{400}) * kChunkBytes;
+  const uint64_t crowd = (options_.trainers + 5) / 6;  // in sixes
+  core_options_.device_capacity_bytes = crowd * random_.Between(uint64_t{20}, uint64_t{80}) * kChunkBytes;
+  core_options_.disk_capacity_bytes = crowd * random_.Between(uint64_t{60}, uint64_t{400}) * kChunkBytes;
   core_options_.link = {random_.Between(2e8, 4e9), random_.Between(2e8, 4e9), 0, 0};
   core_options_.link.duplex_load = core_options_.link.load * random_.Between(0.5, 1.0);
   core_options_.link.duplex_unload = core_options_.link.unload * random_.Between(0.5, 1.0);
   core_options_.policy.reserve_bytes = random_.Below(3) * kChunkBytes;
-  core_options_.max_sessions = static_cast<uint32_t>(random_.Between(uint64_t{2}, uint64_t{6}));
+  core_options_.max_sessions = static_cast<uint32_t>(random_.Between(uint64_t{2}, std::max<uint64_t>(6, options_.trainers)));
   // A third of the nodes have no faults: what must hold then is more.
   if (!random_.Chance(0.33)) {
     fault_rate_ = random_.Between(0.0, 0.15);

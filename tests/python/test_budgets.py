@@ -69,6 +69,27 @@ def test_budgets_shift_when_a_trainer_starts_and_when_it_ends(folder):
         wait_for(lambda: misad.pool()["free"] == CAPACITY, 5, "all memory free")
 
 
+def test_a_step_that_needs_more_than_before_waits_for_it(folder):
+    """Nobody knows of a larger batch before it is there; the same operators on more rows are the same trace."""
+    more = {"more_from": 12, "more_rows": 14, "steps": 16}
+    with TrainerProcess(folder, **more) as process:
+        sha256 = process.line("sha256")
+        process.end()
+    with Misad(folder, capacity=CAPACITY) as misad, trainer(folder, misad, pause=0.002, weight=20) as other:
+        other.line("step 5")
+        with trainer(folder, misad, wait_at=10, **more) as process:
+            process.line("step 10")
+            before = budgets(misad)[1]
+            process.go_on()
+            assert process.line("sha256", 60) == sha256
+            peak = int(process.line("peak"))
+            process.end()
+        assert "budget_asked" in misad.events()
+        assert before < peak <= SHARED
+        other.go_on()
+        other.line("released")
+
+
 def test_a_range_is_kept_to(folder):
     with Misad(folder, capacity=64 * MIB) as misad, trainer(folder, misad, budget=["2MiB", "3MiB"], steps=8) as process:
         process.line("step 4")

@@ -44,7 +44,8 @@ def main(settings: dict[str, Any]) -> None:
             if step == hang_at:
                 model.blocks[1].up.weight.register_hook(hang)
             optimizer.zero_grad()
-            loss_of(model, step).backward()
+            rows = settings["more_rows"] if step >= settings.get("more_from", step + 1) else 4
+            loss_of(model, step, rows).backward()
             optimizer.step()
             say("step", step)
             if step == settings.get("wait_at", -1):

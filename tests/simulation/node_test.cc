@@ -35,6 +35,19 @@ TEST(SimulatedNode, KeepsItsInvariantsInTenThousandSchedules) {
   RecordProperty("steps", static_cast<int>(total.steps));
 }
 
+TEST(SimulatedNode, KeepsItsInvariantsWithManyTrainers) {
+  uint64_t sessions = 0;
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    NodeOptions options;
+    options.seed = seed;
+    options.trainers = 64;
+    const NodeResult result = SimulateNode(options);
+    ASSERT_EQ(result.violation, "") << DescribeViolation(options, result);
+    sessions += result.sessions;
+  }
+  EXPECT_GT(sessions, 150u * 15);
+}
+
 TEST(SimulatedNode, ASeedReplaysExactly) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     NodeOptions options;

@@ -160,6 +160,22 @@ TEST_F(CoreArbiterTest, NobodyGoesBelowWhatItsStepNeeds) {
   EXPECT_EQ(Budget(first) + Budget(second), h_.Node().leased_bytes());
 }
 
+TEST_F(CoreArbiterTest, AStepThatTurnsOutToNeedMoreGetsIt) {
+  const LeaseId first = Start();
+  const LeaseId second = h_.AttachElastic(0, 0, 8);
+  Steps();
+  Serve(second);
+  EXPECT_EQ(Budget(first), 10 * kMiB);
+  TrainMessage message{first, {}};
+  message.request.mutable_budget_request()->set_bytes(30 * kMiB);
+  h_.Handle(message);
+  EXPECT_EQ(h_.CountEvents("budget_asked"), 1);
+  Steps();
+  EXPECT_EQ(Budget(first), 30 * kMiB);
+  EXPECT_EQ(in_force_[first], 30 * kMiB);
+  EXPECT_EQ(Budget(second), 60 * kMiB);
+}
+
 TEST_F(CoreArbiterTest, WhatAnOperatorSetsStaysUntilItIsHandedBack) {
   const LeaseId first = Start();
   SetBudget("s1", 20 * kMiB);
