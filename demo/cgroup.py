@@ -94,8 +94,9 @@ class MemoryCgroup:
 
     def set_limit(self, limit_bytes: int, swap: bool = False) -> None:
         """Limits the group from now on; with `swap` the kernel may swap what is above."""
-        self._write("memory.limit_in_bytes" if self._hierarchy.version == 1 else "memory.max", str(limit_bytes))
+        # Swapping first: a group that already uses more than the limit gets under it only by swapping.
         self._allow_swap(swap)
+        self._write("memory.limit_in_bytes" if self._hierarchy.version == 1 else "memory.max", str(limit_bytes))
 
     def reset_peak(self) -> None:
         """Lets `peak_bytes` begin again at the usage now, where the kernel can (version 2: since Linux 6.12, for the one
