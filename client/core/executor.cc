@@ -585,7 +585,19 @@ void Executor::ResetTrace() {
   thread_position = {};
 }
 
+std::string Executor::EnsureRoom(uint64_t bytes) {
+  uint64_t added = 0;
+  std::string error = AddOther(bytes, /*kept_serves=*/true, &added);
+  if (error.empty()) meter_->SubtractOther(added);
+  return error;
+}
+
 std::string Executor::MakeRoom(uint64_t bytes) {
+  uint64_t added = 0;
+  return AddOther(bytes, /*kept_serves=*/false, &added);
+}
+
+std::string Executor::AddOther(uint64_t bytes, bool kept_serves, uint64_t* added) {
   Lock lock(mutex_);
   auto last = Clock::now();
   const auto start = last;
@@ -593,10 +605,17 @@ std::string Executor::MakeRoom(uint64_t bytes) {
   bool waited = false;
   std::string error;
   ++room_waiters_;
-  while (!meter_->TryAddOther(bytes)) {
+  while (true) {
+    *added = kept_serves ? bytes - std::min(bytes, meter_->kept_bytes()) : bytes;
+    if (meter_->TryAddOther(*added)) {
+      // The addition itself may have taken freed blocks that were to serve.
+      if (!kept_serves || *added + meter_->kept_bytes() >= bytes) break;
+      meter_->SubtractOther(*added);
+      continue;
+    }
     const uint64_t total = meter_->total_bytes();
     const uint64_t budget = meter_->budget_bytes();
-    const uint64_t missing = total + bytes > budget ? total + bytes - budget : 0;
+    const uint64_t missing = total + *added > budget ? total + *added - budget : 0;
     if (ReleaseSpare(lock, missing)) continue;
     if (EvictOne(lock)) continue;
     double look_seconds = kLookSeconds;

@@ -126,6 +126,8 @@ class Executor {
 
   // Frees room for `bytes` of other tensors and counts them; a sentence where there is none to be had.
   std::string MakeRoom(uint64_t bytes);
+  // Frees room for `bytes` of tensors that are made next, without counting them; freed blocks that are kept serve, too.
+  std::string EnsureRoom(uint64_t bytes);
 
   // --- Steps and plans ---
   // The boundary: the trace of the step ends with the next use.
@@ -180,6 +182,7 @@ class Executor {
   bool HasRoomFor(const Facet& facet) const;
   bool TryTake(Facet* facet, std::vector<Extent>* empty);
   std::string MapExtents(Facet* facet, const std::vector<Extent>& empty);
+  std::string AddOther(uint64_t bytes, bool kept_serves, uint64_t* added);
   void UndoTake(Facet* facet, const std::vector<Extent>& empty);
   void FreeExtents(Facet* facet);
   std::string TakeRoom(Lock& lock, Facet* facet);

@@ -614,12 +614,11 @@ std::string Manager::RunStepper(uint32_t index, bool adopting) {
       // The state is made in ordinary memory, and then moves.
       room = module.optimizer->bytes + std::max(room, module.optimizer->bytes);
     }
-    error = room > 0 ? executor_->MakeRoom(room) : "";
+    error = room > 0 ? executor_->EnsureRoom(room) : "";
     if (!error.empty()) {
       executor_->EndUse(uses, count);
       return "The optimizer's step of " + module.name + " was not begun. " + error;
     }
-    if (room > 0) DeviceMeter::Get().SubtractOther(room);
   }
   // Neither an earlier failure's sentence nor that of a step being due may outlive this.
   for (size_t i = 0; i < count; ++i) keeper_->Attach(*executor_->facet(uses[i].facet));

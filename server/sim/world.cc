@@ -7,6 +7,7 @@
 #include "runtime/policy/residency.h"
 #include "runtime/policy/schedule.h"
 #include "runtime/policy/step_model.h"
+#include "runtime/policy/steady_room.h"
 #include "server/sim/describe.h"
 
 namespace misa::server {
@@ -228,7 +229,7 @@ void World::Perform(const Effect& effect) {
     if (fails()) {
       made.plan.error = "the planner found no plan";
     } else {
-      made.plan = thorough_ ? policy::MakePlan(plan->input) : QuickPlan(plan->input);
+      made.plan = thorough_ ? policy::MakeSteadyPlan(plan->input) : QuickPlan(plan->input);
       if (made.plan.ok()) made.bound = policy::LowerBound(plan->input);
     }
     const double seconds = fails() ? random_.Between(0.05, 0.3) : random_.Exponential(0.002);
