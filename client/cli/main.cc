@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "client/cli/admin_client.h"
 #include "client/cli/commands.h"
+#include "client/cli/simulate.h"
 #include "client/cli/simulate_sessions.h"
 
 namespace {
@@ -26,6 +27,7 @@ constexpr char kExamples[] =
     "  misactl health                          exit status 0 when misad serves: for containers\n"
     "  misactl snapshot > snapshot.json        everything the daemon knows\n"
     "  misactl simulate sessions --seeds 1000  a thousand simulated nodes with faults\n"
+    "  misactl simulate --trace three-pass     what cache policies would load, beside the bound\n"
     "\n"
     "Exit status: 0 done, 1 refused or not serving, 2 no daemon or wrong usage.\n";
 
@@ -38,6 +40,28 @@ void AddCommonOptions(CLI::App* app, std::string* runtime_directory, double* tim
       ->type_name("SECONDS")
       ->check(CLI::Range(0.01, 3600.0));
   app->add_flag("--json", *json, "One JSON object instead of a table; sizes in bytes, times in seconds");
+}
+
+void AddSimulateOptions(CLI::App* app, misa::cli::SimulateOptions* options) {
+  app->require_subcommand(0, 1);
+  app->add_option("--trace", options->trace,
+                  "zigzag, three-pass, forward-only, phases or mixed (default: zigzag), or a trace file")
+      ->type_name("KIND|FILE");
+  app->add_option("--mode", options->mode, "Of a trace file: train (default), eval or accumulate")->type_name("MODE");
+  app->add_option("--budget", options->budget, "Of a trace file: room on the device, in place of its session's: 4GiB")
+      ->type_name("SIZE");
+  app->add_option("--policy", options->policy,
+                  "lru, lru-threshold, belady, planner, optimum (few units only), or all (default)")
+      ->type_name("POLICY");
+  app->add_option("--units", options->units, "Modules (default: 40)")->type_name("COUNT");
+  app->add_option("--capacity", options->capacity, "Room on the device, in units of mean size (default: 38)")
+      ->type_name("UNITS");
+  app->add_option("--unit-bytes", options->unit_bytes, "Bytes of a unit (default: 1000000)")->type_name("BYTES");
+  app->add_flag("--mixed-sizes", options->mixed_sizes, "Units of an eighth up to eight times the size, drawn");
+  app->add_flag("--writes", options->writes, "The last pass over a unit writes it, so that it cannot just be dropped");
+  app->add_option("--periods", options->periods, "Periods to go through at most until all repeats (default: 400)")
+      ->type_name("COUNT");
+  app->add_option("--seed", options->seed, "Of sizes and importance ranks (default: 1)")->type_name("SEED");
 }
 
 }  // namespace
@@ -75,9 +99,10 @@ int main(int argc, char** argv) {
   CLI::App* drain = app.add_subcommand("drain", "Take no new sessions from now on; those that run go on");
   drain->add_option("reason", reason, "Why, for the log and the trainers");
   CLI::App* snapshot = app.add_subcommand("snapshot", "Everything the daemon knows, as one JSON object");
-
-  CLI::App* simulate = app.add_subcommand("simulate", "Questions answered by simulation; no daemon is asked");
-  simulate->require_subcommand(1);
+  SimulateOptions simulated;
+  CLI::App* simulate =
+      app.add_subcommand("simulate", "What cache policies load and unload a period; no daemon is asked");
+  AddSimulateOptions(simulate, &simulated);
   SimulateSessionsOptions nodes;
   CLI::App* simulate_sessions = AddSimulateSessions(simulate, &nodes);
 
@@ -103,6 +128,7 @@ int main(int argc, char** argv) {
   if (drain->parsed()) code = Drain(client, output, reason);
   if (snapshot->parsed()) code = Snapshot(client, output);
   if (simulate_sessions->parsed()) code = SimulateSessions(nodes, output);
+  if (simulate->parsed() && simulate->get_subcommands().empty()) code = Simulate(simulated, output);
   std::cout.flush();
   return code;
 }

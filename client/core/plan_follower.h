@@ -35,10 +35,10 @@ class PlanFollower {
   std::string Offer(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
   uint64_t version() const { return plan_ ? version_ : 0; }
 
-  // Actions of the plan that are due at the present position, in order.
-  // A load is due when its position has begun; an unload when a later position than its own has.
+  // Actions of the plan that are due at the present position, in order; where positions were left out, what is left of
+  // theirs (policy::CatchUp). A load is due when its position has begun; an unload when a later position than its own has.
   void TakeDue(std::vector<policy::Action>* actions);
-  // All that the step's end leaves over.
+  // All of this period's that the step's end leaves over.
   void TakeRest(std::vector<policy::Action>* actions);
 
   // Distance in positions to the facet's next use by the expected trace; UINT32_MAX where it has none or no trace is known.
@@ -51,6 +51,9 @@ class PlanFollower {
  private:
   static uint64_t GroupHash(const policy::Use* uses, size_t count);
   void InstallExpected(std::shared_ptr<const policy::Trace> trace);
+  // The plan's actions up to `end`, at `position` of its cycle.
+  void TakeUpTo(size_t end, uint32_t position, bool skipped, std::vector<policy::Action>* actions);
+  void NextPeriod();
 
   policy::Trace recording_;
   bool cut_off_ = false;  // the step had more positions than are recorded
@@ -59,14 +62,19 @@ class PlanFollower {
   std::unordered_map<uint32_t, std::vector<uint32_t>> positions_;  // facet -> its positions, ascending
   uint64_t expected_digest_ = 0;
   uint64_t previous_digest_ = 0;
+  uint32_t previous_positions_ = 0;  // of the step with that digest
   uint32_t cursor_ = 0;
   bool begun_ = false;  // a position of this step has begun
+  bool skipped_ = false;  // positions were left out since actions were last taken
   uint64_t departures_ = 0;
 
   std::shared_ptr<const policy::Plan> plan_;
   std::shared_ptr<const policy::Plan> offered_;
   uint64_t version_ = 0;
   uint64_t offered_version_ = 0;
+  uint32_t offered_positions_ = 0;
+  uint32_t plan_positions_ = 0;  // of one period of the plan
+  uint32_t period_ = 0;          // of the plan's cycle
   size_t next_action_ = 0;
 };
 

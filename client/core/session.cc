@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -412,6 +413,7 @@ class GrpcSession final : public Session {
   void TakePlan(const v1::Plan& message) {
     auto plan = std::make_shared<policy::Plan>();
     plan->step_seconds = message.predicted_step_seconds();
+    plan->periods = std::max(message.periods(), 1u);
     plan->actions.reserve(static_cast<size_t>(message.actions_size()));
     for (const v1::PlanAction& action : message.actions()) {
       plan->actions.push_back({action.position(),

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <queue>
 #include <utility>
 
+#include "runtime/policy/circle_order.h"
 #include "runtime/policy/step_bound.h"
 
 // Lower bounds of a step: facets may be split to the byte, and transfers are free to overlap anything.
@@ -30,47 +30,48 @@ struct Arc {
 // empty device, D(K) <= K * best. Where the greedy comes back to a state it was in, the loss between the two is exactly
 // what `best` is, a period; else D(K) / K is returned, still a bound.
 double LeastLoss(const std::vector<Arc>& arcs, const std::vector<int64_t>& room) {
-  const int64_t count = static_cast<int64_t>(room.size());
-  std::vector<std::vector<uint32_t>> starts(room.size());
-  std::vector<std::vector<uint32_t>> ends(room.size());
+  const size_t count = room.size();
+  std::vector<uint32_t> first(arcs.size(), PositionLists::kNone);
+  std::vector<uint32_t> end(arcs.size(), 0);
+  std::vector<uint32_t> last(arcs.size(), PositionLists::kNone);
   for (uint32_t a = 0; a < arcs.size(); ++a) {
+    end[a] = static_cast<uint32_t>((size_t{arcs[a].start} + arcs[a].length) % count);
     if (arcs[a].length > 0) {
-      starts[arcs[a].start].push_back(a);
-      ends[(arcs[a].start + arcs[a].length) % room.size()].push_back(a);
+      first[a] = arcs[a].start;
+      last[a] = end[a];
     }
   }
+  const PositionLists starts(first, count);
+  const PositionLists ends(last, count);
+  CircleOrder farthest(end, count);
   std::vector<int64_t> left(arcs.size(), 0);  // bytes of the open instance still kept
-  std::vector<uint8_t> open(arcs.size(), 0);
-  std::priority_queue<std::pair<int64_t, uint32_t>> farthest;  // (end, arc); closed arcs are cleared as they surface
   std::map<std::vector<int64_t>, std::pair<int, double>> seen;
   int64_t held = 0;
   double lost = 0;
-  int64_t now = 0;
   for (int period = 1; period <= kMostPeriods; ++period) {
-    for (int64_t p = 0; p < count; ++p, ++now) {
-      for (const uint32_t a : ends[p]) {
-        if (open[a] != 0) {
-          open[a] = 0;
-          held -= left[a];
-          left[a] = 0;
-        }
+    for (size_t p = 0; p < count; ++p) {
+      for (const uint32_t* a = ends.begin(p); a != ends.end(p); ++a) {
+        held -= left[*a];
+        left[*a] = 0;
+        farthest.Erase(*a);
       }
-      for (const uint32_t a : starts[p]) {
-        open[a] = 1;
-        left[a] = arcs[a].bytes;
-        held += left[a];
-        farthest.push({now + arcs[a].length, a});
+      for (const uint32_t* a = starts.begin(p); a != starts.end(p); ++a) {
+        left[*a] = arcs[*a].bytes;
+        held += left[*a];
+        farthest.Insert(*a);
       }
-      while (held > room[p] && !farthest.empty()) {
-        const auto [end, a] = farthest.top();
-        if (end <= now || open[a] == 0 || left[a] == 0) {
-          farthest.pop();
-          continue;
+      while (held > room[p]) {
+        const uint32_t a = farthest.Farthest(p);
+        if (a == CircleOrder::kNone) {
+          break;
         }
         const int64_t gone = std::min(left[a], held - room[p]);
         left[a] -= gone;
         held -= gone;
         lost += static_cast<double>(gone);
+        if (left[a] == 0) {
+          farthest.Erase(a);
+        }
       }
     }
     const auto [state, fresh] = seen.insert({left, {period, lost}});
@@ -90,8 +91,8 @@ double LeastLoads(const StepModel& model) {
   }
   for (const FacetUse& use : model.uses) {
     if (use.next_needs_content) {
-      arcs.push_back({static_cast<uint32_t>((use.position + 1) % room.size()), use.distance - 1,
-                      model.bytes[use.facet]});
+      arcs.push_back(
+          {static_cast<uint32_t>((use.position + 1) % room.size()), use.distance - 1, model.bytes[use.facet]});
     }
   }
   return LeastLoss(arcs, room);
@@ -132,28 +133,38 @@ double LeastUnloads(const StepModel& model) {
   return LeastLoss(arcs, room);
 }
 
-// Within a step: between the starts of the compute of position a and of a later position b, all content read from a to b
-// that was not on the device at a's start is loaded, and the device held at most capacity[a] then. The rest of the
+// Within a step: between the starts of the compute of position a and of a later position b, all content read from a to
+// b that was not on the device at a's start is loaded, and the device held at most capacity[a] then. The rest of the
 // period takes its compute. For every a and b: T >= (read(a..b) - capacity[a]) / load + compute(b..a + period).
 double PrefixSeconds(const StepModel& model) {
   const size_t count = model.positions();
   const double load = std::max(model.link.load, model.link.duplex_load);
-  std::vector<size_t> seen(model.bytes.size(), 0);
+  // Positions since the facet's use before: only its first use in the window counts, content born inside it was never
+  // below.
+  struct Read {
+    uint32_t since = 0;
+    double bytes = 0;
+  };
+  std::vector<Read> reads;
+  std::vector<uint32_t> first_read(count + 1, 0);
+  for (size_t p = 0; p < count; ++p) {
+    for (uint32_t u = model.first_use[p]; u < model.first_use[p + 1]; ++u) {
+      const FacetUse& use = model.uses[u];
+      if (use.needs_content) {
+        reads.push_back({model.uses[use.previous].distance, static_cast<double>(model.bytes[use.facet])});
+      }
+    }
+    first_read[p + 1] = static_cast<uint32_t>(reads.size());
+  }
   double longest = 0;
   const size_t starts = std::min(count, kWindowStarts);
   for (size_t k = 0; k < starts; ++k) {
     const size_t a = k * count / starts;
     double read = 0;
     double passed = 0;  // compute of a … b - 1
-    for (size_t step = 0; step < count; ++step) {
-      const size_t b = (a + step) % count;
-      for (uint32_t u = model.first_use[b]; u < model.first_use[b + 1]; ++u) {
-        const FacetUse& use = model.uses[u];
-        // Only a facet's first use in the window counts: content born inside it was never below.
-        if (seen[use.facet] != k + 1) {
-          seen[use.facet] = k + 1;
-          read += use.needs_content ? static_cast<double>(model.bytes[use.facet]) : 0;
-        }
+    for (size_t step = 0, b = a; step < count; ++step, b = b + 1 < count ? b + 1 : 0) {
+      for (uint32_t r = first_read[b]; r < first_read[b + 1]; ++r) {
+        read += reads[r].since > step ? reads[r].bytes : 0;
       }
       const double missing = read - static_cast<double>(model.capacity[a]);
       if (missing > 0) {
@@ -173,8 +184,7 @@ Bound BoundOf(const StepModel& model) {
   Bound bound;
   bound.load_bytes = static_cast<uint64_t>(std::floor(loads));
   bound.unload_bytes = static_cast<uint64_t>(std::floor(unloads));
-  bound.step_seconds =
-      std::max({model.compute_total, LinkSeconds(loads, unloads, model.link), PrefixSeconds(model)});
+  bound.step_seconds = std::max({model.compute_total, LinkSeconds(loads, unloads, model.link), PrefixSeconds(model)});
   return bound;
 }
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <tuple>
 
+#include "runtime/policy/circle_order.h"
 #include "runtime/policy/range_min.h"
 
 namespace misa::policy {
@@ -37,114 +37,148 @@ uint32_t PositionsIn(const StepModel& model, size_t position, double seconds, bo
   return static_cast<uint32_t>(reached);
 }
 
+// The position at which each interval's cover begins, or after which it ends; kNone for those that cover nothing.
+std::vector<uint32_t> CoverEdges(const std::vector<Cover>& covers, size_t count, bool ends) {
+  std::vector<uint32_t> edges(covers.size(), PositionLists::kNone);
+  for (size_t u = 0; u < covers.size(); ++u) {
+    if (covers[u].length > 0) {
+      const size_t edge = covers[u].start + (ends ? covers[u].length : 0);
+      edges[u] = static_cast<uint32_t>(edge < count ? edge : edge - count);
+    }
+  }
+  return edges;
+}
+
+std::vector<uint32_t> NextPositions(const StepModel& model) {
+  std::vector<uint32_t> next(model.uses.size());
+  for (size_t u = 0; u < next.size(); ++u) {
+    next[u] = model.uses[model.uses[u].next].position;
+  }
+  return next;
+}
+
 // Sweeps the period with farthest-next-use eviction (Belady's MIN on intervals).
 class Sweep {
  public:
   Sweep(const StepModel& model, const std::vector<Cover>& covers, const std::vector<int64_t>& room, double tie_window)
-      : model_(model), covers_(covers), room_(room), tie_window_(tie_window) {
-    const size_t count = model.positions();
-    starts_.resize(count);
-    ends_.resize(count);
-    for (uint32_t u = 0; u < covers.size(); ++u) {
-      if (covers[u].length > 0) {
-        starts_[covers[u].start].push_back(u);
-        ends_[(covers[u].start + covers[u].length) % count].push_back(u);
-      }
+      : model_(model),
+        covers_(covers),
+        room_(room),
+        tie_window_(tie_window),
+        starts_(CoverEdges(covers, model.positions(), false), model.positions()),
+        ends_(CoverEdges(covers, model.positions(), true), model.positions()),
+        open_(NextPositions(model), model.positions()),
+        dead_(covers.size() + 1),
+        active_(covers.size(), 0),
+        leaves_dirty_(covers.size(), 0),
+        dirty_(model.bytes.size(), 0) {
+    // A facet that nothing writes is clean from the start.
+    for (const FacetUse& use : model.uses) {
+      dirty_[use.facet] |= use.dirties() ? 1 : 0;
     }
-    active_.assign(covers.size(), false);
-    end_of_.assign(covers.size(), 0);
-    leaves_dirty_.assign(covers.size(), false);
-    dirty_.assign(model.bytes.size(), true);
   }
 
   // Puts the intervals in that `kept` has reaching over the start of the period.
   void Enter(const std::vector<uint8_t>& kept) {
-    const int64_t count = static_cast<int64_t>(model_.positions());
     for (uint32_t u = 0; u < covers_.size(); ++u) {
-      if (kept[u] != 0 && int64_t{covers_[u].start} + covers_[u].length > count) {
-        leaves_dirty_[u] = true;
-        Insert(u, int64_t{model_.uses[u].position} + model_.uses[u].distance - count);
+      if (kept[u] != 0 && size_t{covers_[u].start} + covers_[u].length > model_.positions()) {
+        leaves_dirty_[u] = 1;
+        Insert(u);
       }
     }
   }
 
   // One period. Intervals that start are kept until evicted; with `keep_evicted` those that `kept` has as gone stay so.
   void Run(std::vector<uint8_t>* kept, bool keep_evicted) {
-    const int64_t count = static_cast<int64_t>(model_.positions());
-    for (int64_t p = 0; p < count; ++p, ++now_) {
-      for (const uint32_t u : ends_[p]) {
-        Remove(u);
+    for (size_t p = 0; p < model_.positions(); ++p) {
+      for (const uint32_t* u = ends_.begin(p); u != ends_.end(p); ++u) {
+        Remove(*u);
       }
-      for (const uint32_t u : starts_[p]) {
-        const FacetUse& use = model_.uses[u];
-        if (use.discards()) {
+      for (const uint32_t* u = starts_.begin(p); u != starts_.end(p); ++u) {
+        if (model_.uses[*u].discards() || (keep_evicted && (*kept)[*u] == 0)) {
           continue;
         }
-        if (keep_evicted && (*kept)[u] == 0) {
-          continue;
-        }
-        (*kept)[u] = 1;
-        const int64_t since = (p - use.position + count) % count;
-        Insert(u, now_ - since + use.distance);
+        (*kept)[*u] = 1;
+        Insert(*u);
       }
-      while (held_ > room_[p] && !order_.empty()) {
-        const uint32_t victim = PickVictim();
+      while (held_ > room_[p] && count_ > 0) {
+        const uint32_t victim = PickVictim(p);
         Remove(victim);
         (*kept)[victim] = 0;
       }
       for (uint32_t u = model_.first_use[p]; u < model_.first_use[p + 1]; ++u) {
         const FacetUse& use = model_.uses[u];
         const bool came = (*kept)[use.previous] == 0;
-        dirty_[use.facet] = use.dirties() || (dirty_[use.facet] && !came);
+        dirty_[use.facet] = use.dirties() || (dirty_[use.facet] != 0 && !came) ? 1 : 0;
         leaves_dirty_[u] = dirty_[use.facet];
       }
     }
   }
 
  private:
-  void Insert(uint32_t u, int64_t next_use) {
-    // Content that nothing reads again goes before all else.
-    end_of_[u] = model_.uses[u].next_needs_content ? next_use : next_use + (int64_t{1} << 40);
-    active_[u] = true;
+  bool IsDead(uint32_t u) const { return !model_.uses[u].next_needs_content; }
+  void Insert(uint32_t u) {
+    active_[u] = 1;
+    ++count_;
     held_ += model_.bytes[model_.uses[u].facet];
-    order_.insert({end_of_[u], u});
+    // Content that nothing reads again goes before all else.
+    if (IsDead(u)) {
+      dead_.Insert(u);
+    } else {
+      open_.Insert(u);
+    }
   }
   void Remove(uint32_t u) {
-    if (active_[u]) {
-      active_[u] = false;
-      held_ -= model_.bytes[model_.uses[u].facet];
-      order_.erase({end_of_[u], u});
+    if (active_[u] == 0) {
+      return;
+    }
+    active_[u] = 0;
+    --count_;
+    held_ -= model_.bytes[model_.uses[u].facet];
+    if (IsDead(u)) {
+      dead_.Erase(u);
+    } else {
+      open_.Erase(u);
     }
   }
-  uint32_t PickVictim() const {
-    auto candidate = order_.rbegin();
-    const uint32_t farthest = candidate->second;
-    const double nearest = static_cast<double>(candidate->first) -
-                           tie_window_ * static_cast<double>(candidate->first - now_);
-    for (int tie = 0; tie < kMostTies && candidate != order_.rend(); ++tie, ++candidate) {
-      if (static_cast<double>(candidate->first) < nearest) {
+  uint32_t PickVictim(size_t p) const {
+    const uint32_t dead = dead_.HighestBelow(static_cast<uint32_t>(covers_.size()));
+    if (dead != RankSet::kNone) {
+      return dead;
+    }
+    const uint32_t farthest = open_.Farthest(p);
+    const double nearest = (1 - tie_window_) * Distance(farthest, p);
+    uint32_t candidate = farthest;
+    for (int tie = 0; tie < kMostTies && candidate != CircleOrder::kNone; ++tie) {
+      if (Distance(candidate, p) < nearest) {
         break;
       }
-      if (!leaves_dirty_[candidate->second]) {
-        return candidate->second;
+      if (leaves_dirty_[candidate] == 0) {
+        return candidate;
       }
+      candidate = open_.Nearer(candidate, p);
     }
     return farthest;
+  }
+  // Positions from p to the interval's next use.
+  double Distance(uint32_t u, size_t p) const {
+    const size_t next = model_.uses[model_.uses[u].next].position;
+    return static_cast<double>(next > p ? next - p : next + model_.positions() - p);
   }
 
   const StepModel& model_;
   const std::vector<Cover>& covers_;
   const std::vector<int64_t>& room_;
   const double tie_window_;
-  std::vector<std::vector<uint32_t>> starts_;
-  std::vector<std::vector<uint32_t>> ends_;
+  const PositionLists starts_;
+  const PositionLists ends_;
+  CircleOrder open_;
+  RankSet dead_;  // by use
   std::vector<uint8_t> active_;
-  std::vector<int64_t> end_of_;
   std::vector<uint8_t> leaves_dirty_;
   std::vector<uint8_t> dirty_;
-  std::set<std::pair<int64_t, uint32_t>> order_;
+  int64_t count_ = 0;  // of active intervals
   int64_t held_ = 0;
-  int64_t now_ = 0;
 };
 
 std::vector<int64_t> RoomBesideUses(const StepModel& model) {
@@ -230,8 +264,7 @@ Intervals WidenUses(const StepModel& model, double transfer_room) {
       continue;
     }
     const uint32_t inside = use.distance - 1;
-    const uint32_t before =
-        use.next_needs_content ? std::min(inside, lead[(use.position + use.distance) % count]) : 0;
+    const uint32_t before = use.next_needs_content ? std::min(inside, lead[(use.position + use.distance) % count]) : 0;
     const uint32_t after = ever_dirty[use.facet] ? std::min(inside - before, lag[use.position]) : 0;
     covers[u].start = static_cast<uint32_t>((covers[u].start + after) % count);
     covers[u].length = inside - before - after;
@@ -269,8 +302,12 @@ MovedBytes CountBytes(const StepModel& model, const std::vector<uint8_t>& kept) 
   return moved;
 }
 
-std::vector<uint8_t> ChooseFarthest(const StepModel& model, const Intervals& intervals, double tie_window) {
+double CostOf(const StepModel& model, const std::vector<uint8_t>& kept, const Weights& weights) {
+  const MovedBytes moved = CountBytes(model, kept);
+  return weights.load * static_cast<double>(moved.loads) + weights.unload * static_cast<double>(moved.unloads);
+}
 
+std::vector<uint8_t> ChooseFarthest(const StepModel& model, const Intervals& intervals, double tie_window) {
   std::vector<uint8_t> kept(model.uses.size());
   for (size_t u = 0; u < kept.size(); ++u) {
     kept[u] = model.uses[u].discards() ? 0 : 1;

@@ -40,8 +40,14 @@ struct Weights {
 
 // The least bytes, by the Lagrangian relaxation of the capacities: each position has a price for its room, each facet
 // decides for itself, and prices follow demand. It knows what farthest-next-use does not: that one copy down pays for
-// all absences until the next write, and that sizes differ.
-std::vector<uint8_t> ChoosePriced(const StepModel& model, const Intervals& intervals, const Weights& weights);
+// all absences until the next write, and that sizes differ. A choice that costs no more than `enough` is not improved.
+std::vector<uint8_t> ChoosePriced(const StepModel& model, const Intervals& intervals, const Weights& weights,
+                                  double enough);
+
+// Exchanges intervals of a choice as long as it gets cheaper: one that goes is kept, what is in its way goes, and what then
+// fits is kept. Looks at no more than `most_visits` uses.
+void Exchange(const StepModel& model, const Intervals& intervals, const Weights& weights, size_t most_visits,
+              std::vector<uint8_t>* kept);
 
 // Bytes a period that a choice moves.
 struct MovedBytes {
@@ -49,6 +55,7 @@ struct MovedBytes {
   int64_t unloads = 0;
 };
 MovedBytes CountBytes(const StepModel& model, const std::vector<uint8_t>& kept);
+double CostOf(const StepModel& model, const std::vector<uint8_t>& kept, const Weights& weights);
 
 // Makes any choice hold around the period; evictions by farthest next use.
 void Repair(const StepModel& model, std::vector<uint8_t>* kept);

@@ -63,9 +63,9 @@ class Simulation {
   };
   struct Transfer {
     bool busy = false;
-    uint32_t use = 0;   // load: the use it is for; unload: the use after which the facet goes
+    uint32_t use = 0;  // load: the use it is for; unload: the use after which the facet goes
     int64_t due = 0;
-    double left = 0;    // bytes
+    double left = 0;  // bytes
   };
 
   size_t At(int64_t position) const { return static_cast<size_t>(position % count_); }
@@ -77,7 +77,7 @@ class Simulation {
     for (size_t p = 0; p < room.size(); ++p) {
       room[p] = model_.capacity[p] - model_.used[p];
     }
-    RangeMin sums(room);
+    std::vector<int64_t> change(room.size() + 1, 0);
     for (uint32_t u = 0; u < model_.uses.size(); ++u) {
       const FacetUse& use = model_.uses[u];
       if (use.discards()) {
@@ -85,14 +85,24 @@ class Simulation {
       }
       uint32_t length = use.distance - 1;
       if (kept_[u] == 0) {
-        const bool dirty = use.dirties() || kept_[use.previous] != 0;  // a facet that came clean and was not written is clean
+        const bool dirty =
+            use.dirties() || kept_[use.previous] != 0;  // a facet that came clean and was not written is clean
         const double seconds = options_.unload_room * static_cast<double>(BytesOf(u)) / model_.link.duplex_unload;
         length = dirty ? std::min(length, PositionsIn(use.position, seconds)) : 0;
       }
-      sums.Add(use.position + 1, length, -BytesOf(u));
+      const size_t first = At(use.position + 1);
+      const size_t end = first + length;
+      change[first] -= BytesOf(u);
+      change[std::min(end, room.size())] += BytesOf(u);
+      if (end > room.size()) {
+        change[0] -= BytesOf(u);
+        change[end - room.size()] += BytesOf(u);
+      }
     }
+    int64_t taken = 0;
     for (size_t p = 0; p < room.size(); ++p) {
-      room[p] = sums.At(p);
+      taken += change[p];
+      room[p] += taken;
     }
     return room;
   }
@@ -220,8 +230,14 @@ class Simulation {
     // A facet that the compute waits for has its room in the position's own; one loaded ahead must leave the positions
     // before its use theirs.
     if (job.due > position_) {
+      // The room grows only where a position ends.
+      if (full_at_ == position_ && full_for_ == job.use) {
+        return false;
+      }
       const size_t length = static_cast<size_t>(job.due - position_);
       if (room_.Min(At(position_), length) < bytes) {
+        full_at_ = position_;
+        full_for_ = job.use;
         return false;
       }
       room_.Add(At(position_), length, -bytes);
@@ -332,8 +348,10 @@ class Simulation {
   std::deque<Transfer> queue_;  // facets to copy down, in order of their last use
   Transfer load_;
   Transfer unload_;
-  int64_t held_ = 0;    // bytes on the device, coming and going included
-  int64_t births_ = 0;  // bytes that the position the compute is at will create
+  int64_t held_ = 0;      // bytes on the device, coming and going included
+  int64_t births_ = 0;    // bytes that the position the compute is at will create
+  int64_t full_at_ = -1;  // the position at which there was no room for a load ahead for this use
+  uint32_t full_for_ = 0;
   int64_t position_ = 0;  // unrolled
   int64_t period_ = 0;
   bool computing_ = false;

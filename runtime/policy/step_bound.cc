@@ -63,8 +63,7 @@ struct Missing {
 
 Missing WhatIsMissing(const StepShape& shape, const StepKept& kept) {
   Missing missing;
-  missing.at_start =
-      Above(shape.weight_bytes, shape.update == UpdatePlace::kHost ? 0 : kept.weights_at_start_bytes);
+  missing.at_start = Above(shape.weight_bytes, shape.update == UpdatePlace::kHost ? 0 : kept.weights_at_start_bytes);
   missing.at_turn = Above(shape.weight_bytes, kept.weights_at_turn_bytes);
   missing.optimizer = OnDevice(shape.update) ? Above(shape.optimizer_bytes, kept.optimizer_bytes) : 0;
   missing.gradients = KeepsGradients(shape.update) ? Above(shape.gradient_bytes, kept.gradient_bytes) : 0;
@@ -145,9 +144,10 @@ Result<StepLimit> StepBound(const StepShape& shape, const StepRoom& room) {
   Result<StepLimit> result;
   if (!(std::isfinite(room.start_bytes) && room.start_bytes >= 0 && std::isfinite(room.turn_bytes) &&
         room.turn_bytes >= 0)) {
-    result.error = "There must be finite room for facets of at least 0 bytes at the step's start and at the turn, and it is " +
-                   std::to_string(room.start_bytes) + " and " + std::to_string(room.turn_bytes) +
-                   ": the other tensors alone take more than the budget.";
+    result.error =
+        "There must be finite room for facets of at least 0 bytes at the step's start and at the turn, and it is " +
+        std::to_string(room.start_bytes) + " and " + std::to_string(room.turn_bytes) +
+        ": the other tensors alone take more than the budget.";
     return result;
   }
   result = StepBound(shape, KeepMost(shape, room));
@@ -187,8 +187,9 @@ double PhaseSeconds(const std::vector<double>& missing_bytes, const std::vector<
   return longest;
 }
 
-// With d seconds of both at once the total is (L - d * dl) / l + (U - d * du) / u + d, linear in d, so that its least is
-// at one of the ends of what d can be. ((L + U) / (dl + du) is not a bound: one direction alone may be faster than both.)
+// With d seconds of both at once the total is (L - d * dl) / l + (U - d * du) / u + d, linear in d, so that its least
+// is at one of the ends of what d can be. ((L + U) / (dl + du) is not a bound: one direction alone may be faster than
+// both.)
 double LinkSeconds(double load_bytes, double unload_bytes, const LinkRates& link) {
   const double load = std::max(link.load, link.duplex_load);
   const double unload = std::max(link.unload, link.duplex_unload);
@@ -197,6 +198,22 @@ double LinkSeconds(double load_bytes, double unload_bytes, const LinkRates& link
   const double together =
       (load_bytes - d * link.duplex_load) / load + (unload_bytes - d * link.duplex_unload) / unload + d;
   return std::max({load_bytes / load, unload_bytes / unload, std::min(apart, together)});
+}
+
+double MeasuredStepBound(double compute_seconds, const Bound& bound, const LinkRates& measured) {
+  const auto load = static_cast<double>(bound.load_bytes);
+  const auto unload = static_cast<double>(bound.unload_bytes);
+  double seconds = compute_seconds;
+  if (measured.load > 0) {
+    seconds = std::max(seconds, load / std::max(measured.load, measured.duplex_load));
+  }
+  if (measured.unload > 0) {
+    seconds = std::max(seconds, unload / std::max(measured.unload, measured.duplex_unload));
+  }
+  if (measured.load > 0 && measured.unload > 0 && measured.duplex_load > 0 && measured.duplex_unload > 0) {
+    seconds = std::max(seconds, LinkSeconds(load, unload, measured));
+  }
+  return bound.step_seconds > 0 ? std::min(seconds, bound.step_seconds) : seconds;
 }
 
 double HostAdamSeconds(double parameters, double host_memory_bytes_per_second) {

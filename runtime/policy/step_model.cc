@@ -25,9 +25,9 @@ std::string CheckRate(const char* name, double rate) {
 }
 
 std::string Check(const PlanInput& input) {
-  for (const auto& [name, rate] : {std::pair{"load", input.link.load}, std::pair{"unload", input.link.unload},
-                                   std::pair{"duplex load", input.link.duplex_load},
-                                   std::pair{"duplex unload", input.link.duplex_unload}}) {
+  for (const auto& [name, rate] :
+       {std::pair{"load", input.link.load}, std::pair{"unload", input.link.unload},
+        std::pair{"duplex load", input.link.duplex_load}, std::pair{"duplex unload", input.link.duplex_unload}}) {
     if (std::string error = CheckRate(name, rate); !error.empty()) {
       return error;
     }
@@ -65,6 +65,30 @@ std::string Check(const PlanInput& input) {
         return where + " uses facet " + std::to_string(use.facet) + " with the unknown access " +
                std::to_string(use.access) + ".";
       }
+    }
+  }
+  return "";
+}
+
+std::string CheckOffers(const PlanInput& input) {
+  for (const Offer& offer : input.offers) {
+    const std::string what =
+        offer.kind == Offer::kRecompute ? "The offer to recompute facet " : "The offer of an int8 copy of facet ";
+    if (offer.kind != Offer::kRecompute && offer.kind != Offer::kInt8) {
+      return "An offer for facet " + std::to_string(offer.facet) + " is of the unknown kind " +
+             std::to_string(offer.kind) + ".";
+    }
+    if (offer.facet >= input.facet_bytes.size()) {
+      return what + std::to_string(offer.facet) + " is for none of the " + std::to_string(input.facet_bytes.size()) +
+             " facets.";
+    }
+    if (!std::isfinite(offer.seconds) || offer.seconds < 0) {
+      return what + std::to_string(offer.facet) + " costs " + std::to_string(offer.seconds) +
+             " seconds; it must be finite and at least 0.";
+    }
+    if (offer.kind == Offer::kInt8 && (offer.bytes == 0 || offer.bytes >= input.facet_bytes[offer.facet])) {
+      return what + std::to_string(offer.facet) + " takes " + std::to_string(offer.bytes) + " of its " +
+             std::to_string(input.facet_bytes[offer.facet]) + " bytes; it must take at least 1, and less than all.";
     }
   }
   return "";
@@ -123,6 +147,9 @@ uint64_t SmallestBudget(const PlanInput& input) {
 Result<StepModel> BuildStepModel(const PlanInput& input) {
   Result<StepModel> result;
   result.error = Check(input);
+  if (result.ok()) {
+    result.error = CheckOffers(input);
+  }
   if (!result.ok()) {
     return result;
   }
@@ -173,8 +200,7 @@ Result<StepModel> BuildStepModel(const PlanInput& input) {
   }
   for (FacetUse& use : model.uses) {
     const uint32_t next = model.uses[use.next].position;
-    use.distance = next > use.position ? next - use.position
-                                       : static_cast<uint32_t>(next + positions - use.position);
+    use.distance = next > use.position ? next - use.position : static_cast<uint32_t>(next + positions - use.position);
     // After a discard there is nothing to load, whether the next use says that it creates or not.
     use.next_needs_content = !use.discards() && (model.uses[use.next].access & kCreate) == 0;
   }

@@ -16,9 +16,9 @@ struct FacetUse {
   uint8_t access = 0;
   bool needs_content = false;  // reads what an earlier use left behind
   bool next_needs_content = false;
-  uint32_t previous = 0;       // index of the facet's use before, around the period
-  uint32_t next = 0;           // and of the one after
-  uint32_t distance = 0;       // positions to the next use, 1 … positions
+  uint32_t previous = 0;  // index of the facet's use before, around the period
+  uint32_t next = 0;      // and of the one after
+  uint32_t distance = 0;  // positions to the next use, 1 … positions
 
   // The facet differs from what the tier below holds after this use.
   bool dirties() const { return (access & (kWrite | kCreate)) != 0; }

@@ -16,6 +16,8 @@ constexpr uint64_t kStepsBeforeReplan = 5;
 // A plan that could not be made, or was refused, is tried again after so many steps, doubled each time.
 constexpr uint64_t kStepsBeforeRetry = 4;
 constexpr uint32_t kMostRetryDoublings = 10;
+// Steps of a plan that goes on with other loads from step to step, where no one step that repeats is as short.
+constexpr uint32_t kMostCyclePeriods = 4;
 
 double Positive(double measured, double otherwise) {
   return std::isfinite(measured) && measured > 0 ? measured : otherwise;
@@ -293,6 +295,7 @@ policy::PlanInput Core::MakeInput(const Session& session, uint64_t budget_bytes)
   // A small budget must not be all reserve.
   input.reserve_bytes = std::min(policy_.reserve_bytes, budget_bytes / 32);
   input.link = EffectiveLink(session);
+  input.most_cycle_periods = kMostCyclePeriods;
   return input;
 }
 
@@ -343,6 +346,7 @@ void Core::On(const PlanMade& event) {
     out->set_kind(action.kind == policy::Action::kLoad ? v1::ACTION_KIND_LOAD : v1::ACTION_KIND_UNLOAD);
     out->set_facet(session->registry.facets()[action.facet].id);
   }
+  plan->set_periods(event.plan.value.periods);
   plan->set_predicted_step_seconds(event.plan.value.step_seconds);
   plan->set_bound_step_seconds(session->bound.step_seconds);
   plan->set_bound_load_bytes(session->bound.load_bytes);

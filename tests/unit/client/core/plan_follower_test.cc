@@ -160,6 +160,72 @@ TEST(PlanFollower, ASkippedPositionIsCaughtUp) {
   EXPECT_EQ(f.follower.cursor(), 3u);
 }
 
+TEST(PlanFollower, OfPositionsThatWereLeftOutOnlyWhatStillMattersIsDone) {
+  Follower f;
+  const std::vector<Group> step = {Reads(0), Reads(1), Reads(2), Reads(3)};
+  f.Step(step);
+  const std::vector<Action> plan = {{0, Action::kLoad, 1}, {1, Action::kUnload, 1}, {1, Action::kLoad, 2},
+                                    {2, Action::kUnload, 2}, {2, Action::kLoad, 3}, {3, Action::kUnload, 3}};
+  ASSERT_EQ(f.Offer(plan, 1, f.follower.digest()), "");
+  f.Step(step);
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));
+  f.Begin(Reads(3));  // 1 and 2 were left out: 2 is not loaded only to leave again
+  EXPECT_THAT(f.Due(), ElementsAre(plan[1], plan[3], plan[4]));
+  EXPECT_THAT(f.Rest(), ElementsAre(plan[5]));
+  f.follower.EndStep(0, 0);
+  // A step that ends early does not load for the rest of it.
+  f.Step(step);
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));
+  EXPECT_THAT(f.Rest(), ElementsAre(plan[1], plan[3], plan[5]));
+}
+
+TEST(PlanFollower, ACycleGoesOnFromPeriodToPeriod) {
+  Follower f;
+  const std::vector<Group> step = {Reads(0), Reads(1)};
+  f.Step(step);
+  auto plan = std::make_shared<policy::Plan>();
+  plan->periods = 2;
+  plan->actions = {{0, Action::kUnload, 0}, {1, Action::kLoad, 0}, {2, Action::kLoad, 1}, {3, Action::kUnload, 1}};
+  ASSERT_EQ(f.follower.Offer(plan, 1, f.follower.digest()), "");
+  f.Step(step);
+  for (int round = 0; round < 3; ++round) {
+    f.Begin(Reads(0));
+    EXPECT_THAT(f.Due(), IsEmpty());
+    f.Begin(Reads(1));
+    EXPECT_THAT(f.Due(), ElementsAre(plan->actions[0], plan->actions[1]));
+    EXPECT_THAT(f.Rest(), IsEmpty());
+    f.follower.EndStep(0, 0);
+    f.Begin(Reads(0));
+    EXPECT_THAT(f.Due(), ElementsAre(plan->actions[2]));
+    f.Begin(Reads(1));
+    EXPECT_THAT(f.Due(), IsEmpty());
+    EXPECT_THAT(f.Rest(), ElementsAre(plan->actions[3]));
+    f.follower.EndStep(0, 0);
+  }
+  // A new plan begins with its first period.
+  f.Step(step);
+  ASSERT_EQ(f.follower.Offer(plan, 2, f.follower.digest()), "");
+  f.Step(step);
+  f.Begin(Reads(0));
+  f.Begin(Reads(1));
+  EXPECT_THAT(f.Due(), ElementsAre(plan->actions[0], plan->actions[1]));
+}
+
+TEST(PlanFollower, RefusesAPlanBeyondItsCycle) {
+  Follower f;
+  f.Step({Reads(0), Reads(1)});
+  EXPECT_THAT(f.Offer({{2, Action::kLoad, 1}}, 1, f.follower.digest()), HasSubstr("its cycle has 2"));
+  auto plan = std::make_shared<policy::Plan>();
+  plan->periods = 2;
+  plan->actions = {{3, Action::kLoad, 1}};
+  EXPECT_EQ(f.follower.Offer(plan, 1, f.follower.digest()), "");
+  plan = std::make_shared<policy::Plan>(*plan);
+  plan->periods = 0;
+  EXPECT_THAT(f.follower.Offer(plan, 1, f.follower.digest()), HasSubstr("its cycle has 0"));
+}
+
 TEST(PlanFollower, AnUnknownPositionLeavesTheCursorWhereItIs) {
   Follower f;
   f.Step({Reads(0), Reads(1), Reads(2)});

@@ -52,16 +52,20 @@ class Executor {
  private:
   struct Facet {
     enum { kAway, kLoading, kDevice, kUnloading } where = kAway;
-    uint64_t truth = 1;         // version of the content as the program knows it
+    uint64_t truth = 1;  // version of the content as the program knows it
     uint64_t device = 0;
     uint64_t below = 1;
     bool alive = true;          // there is content
     bool to_go = false;         // an unload waits in the queue
+    bool dropped = false;       // gone without a copy: to be recomputed
+    bool quantizing = false;    // an int8 copy stays when the unload under way has ended
+    int64_t int8 = 0;           // bytes of an int8 copy that is there
     std::vector<int64_t> uses;  // positions
   };
   struct Pending {
     int64_t position = 0;
     uint32_t facet = 0;
+    Action::Kind kind = Action::kUnload;
   };
 
   void Breach(const std::string& what) {
@@ -86,8 +90,7 @@ class Executor {
     }
     // What the steady state has: content that the period's last use discards is not there at its beginning.
     for (uint32_t f = 0; f < facets_.size(); ++f) {
-      if (!facets_[f].uses.empty() &&
-          (AccessAt(f, facets_[f].uses.back()) & kDiscard) != 0) {
+      if (!facets_[f].uses.empty() && (AccessAt(f, facets_[f].uses.back()) & kDiscard) != 0) {
         facets_[f].alive = false;
       }
     }
@@ -139,13 +142,13 @@ class Executor {
     }
     for (; next_unload_ < plan_.actions.size(); ++next_unload_) {
       const Action& action = plan_.actions[next_unload_];
-      if (action.kind != Action::kUnload) {
+      if (action.kind == Action::kLoad || action.kind == Action::kRecompute || action.kind == Action::kDequantize) {
         continue;
       }
       if (action.position > upto) {
         break;
       }
-      unloads_.push_back({period * count_ + action.position, action.facet});
+      unloads_.push_back({period * count_ + action.position, action.facet, action.kind});
       facets_[action.facet].to_go = true;
     }
   }
@@ -153,6 +156,7 @@ class Executor {
   bool StartUnload() {
     while (unloading_ < 0 && !unloads_.empty()) {
       const uint32_t f = unloads_.front().facet;
+      const Action::Kind kind = unloads_.front().kind;
       unloads_.pop_front();
       Facet& facet = facets_[f];
       facet.to_go = false;
@@ -160,11 +164,46 @@ class Executor {
       if (facet.where != Facet::kDevice || UsedNow(f)) {
         continue;
       }
+      if (kind == Action::kDrop) {
+        facet.where = Facet::kAway;
+        facet.dropped = true;
+        held_ -= Bytes(f);
+        return true;
+      }
+      facet.quantizing = kind == Action::kQuantize;
       Evict(f);
       return true;
     }
     return false;
   }
+  // The int8 copy that a facet leaves behind.
+  void Shrink(uint32_t f) {
+    if (!facets_[f].quantizing) {
+      return;
+    }
+    facets_[f].quantizing = false;
+    facets_[f].int8 = OfferOf(f, Offer::kInt8).bytes;
+    held_ += facets_[f].int8;
+  }
+  struct OfferFigures {
+    int64_t bytes = 0;
+    double seconds = 0;
+  };
+  OfferFigures OfferOf(uint32_t f, Offer::Kind kind) {
+    for (const Offer& offer : input_.offers) {
+      if (offer.facet == f && offer.kind == kind) {
+        return {static_cast<int64_t>(offer.bytes), offer.seconds};
+      }
+    }
+    Breach("the plan takes up what facet " + std::to_string(f) + " does not offer");
+    return {};
+  }
+  bool PlanHas(Action::Kind kind, uint32_t f) const {
+    return std::find(plan_.actions.begin(), plan_.actions.end(),
+                     Action{static_cast<uint32_t>(position_ % count_), kind, f}) != plan_.actions.end();
+  }
+  bool Recomputed(uint32_t f) const { return facets_[f].dropped && PlanHas(Action::kRecompute, f); }
+  bool Dequantized(uint32_t f) const { return facets_[f].int8 > 0 && PlanHas(Action::kDequantize, f); }
   void Evict(uint32_t f) {
     Facet& facet = facets_[f];
     if (facet.alive && facet.device != facet.below) {
@@ -175,6 +214,7 @@ class Executor {
     } else {
       facet.where = Facet::kAway;
       held_ -= Bytes(f);
+      Shrink(f);
     }
   }
 
@@ -187,12 +227,14 @@ class Executor {
         first = first && Entry().uses[j].facet != f;
       }
       if (first && facets_[f].where == Facet::kAway && Born(f)) {
-        births += Bytes(f);
+        births += Bytes(f) - facets_[f].int8;
       }
     }
     return computing_ ? 0 : births;
   }
-  bool Born(uint32_t f) const { return !facets_[f].alive || (AccessAt(f, position_) & kCreate) != 0; }
+  bool Born(uint32_t f) const {
+    return !facets_[f].alive || (AccessAt(f, position_) & kCreate) != 0 || Recomputed(f) || Dequantized(f);
+  }
 
   bool StartLoad() {
     while (loading_ < 0 && !loads_.empty()) {
@@ -240,9 +282,27 @@ class Executor {
     }
     for (const Use& use : Entry().uses) {
       Facet& facet = facets_[use.facet];
-      if (facet.where == Facet::kAway) {
+      if (facet.where == Facet::kAway && facet.alive && (AccessAt(use.facet, position_) & kCreate) == 0) {
+        // Out of compute, or out of the int8 copy, whose master is what the tier below holds.
+        if (Dequantized(use.facet)) {
+          facet.device = facet.below;
+          extra_seconds_ += OfferOf(use.facet, Offer::kInt8).seconds;
+          if (facet.device != facet.truth) {
+            Breach("facet " + std::to_string(use.facet) + " was quantized without its master");
+          }
+        } else {
+          facet.device = facet.truth;
+          extra_seconds_ += OfferOf(use.facet, Offer::kRecompute).seconds;
+        }
         facet.where = Facet::kDevice;
-        held_ += Bytes(use.facet);
+        held_ += Bytes(use.facet) - facet.int8;
+        facet.int8 = 0;
+        facet.dropped = false;
+      } else if (facet.where == Facet::kAway) {
+        facet.where = Facet::kDevice;
+        held_ += Bytes(use.facet) - facet.int8;
+        facet.int8 = 0;
+        facet.dropped = false;
         facet.device = ++facet.truth;
         facet.below = 0;
         facet.alive = true;
@@ -255,7 +315,8 @@ class Executor {
     }
     result_.stall_seconds += counting_ ? now_ - arrival_ : 0;
     computing_ = true;
-    compute_end_ = now_ + Entry().compute_seconds;
+    compute_end_ = now_ + Entry().compute_seconds + extra_seconds_;
+    extra_seconds_ = 0;
     return true;
   }
 
@@ -280,6 +341,7 @@ class Executor {
       facet.where = Facet::kAway;
       facet.below = facet.device;
       held_ -= Bytes(static_cast<uint32_t>(unloading_));
+      Shrink(static_cast<uint32_t>(unloading_));
       unloading_ = -1;
     }
     if (load <= next) {
@@ -361,6 +423,7 @@ class Executor {
   double now_ = 0;
   double arrival_ = 0;
   double compute_end_ = 0;
+  double extra_seconds_ = 0;  // of the position about to begin
 };
 
 }  // namespace

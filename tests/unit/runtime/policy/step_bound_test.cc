@@ -137,6 +137,16 @@ TEST(StepBound, IsNearTheBoundOfATraceAndBelowItsPlan) {
   }
 }
 
+TEST(StepBound, AReportTakesTheLowerOfWhatWasMeasuredAndTheTracesBound) {
+  const Bound bound{400, 100, 6};
+  EXPECT_DOUBLE_EQ(MeasuredStepBound(3, bound, {0, 0, 0, 0}), 3) << "no rate was measured";
+  EXPECT_DOUBLE_EQ(MeasuredStepBound(3, bound, {100, 0, 0, 0}), 4);
+  EXPECT_DOUBLE_EQ(MeasuredStepBound(3, bound, {100, 20, 0, 0}), 5);
+  EXPECT_DOUBLE_EQ(MeasuredStepBound(3, bound, {100, 20, 10, 5}), 6) << "both ways at once are slow";
+  EXPECT_DOUBLE_EQ(MeasuredStepBound(9, bound, {100, 20, 10, 5}), 6) << "a slow early step";
+  EXPECT_DOUBLE_EQ(MeasuredStepBound(9, {400, 100, 0}, {100, 20, 0, 0}), 9) << "no bound of a trace yet";
+}
+
 TEST(StepBound, RefusesWhatIsNoAmount) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity(), -1.0}) {
     StepShape shape = Shape(UpdatePlace::kDeferred);
