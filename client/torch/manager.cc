@@ -24,8 +24,8 @@ constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLeastStateBytes = 4096;
 constexpr size_t kMaxNotices = 100;
 constexpr size_t kMaxSteps = 1 << 20;
-// What is freed of the model's first memory before the heap is looked through for it.
-constexpr uint64_t kTrimBytes = 16 << 20;
+// The share of the budget that is freed of the model's first memory before the heap is looked through for it.
+constexpr uint64_t kTrimShare = 64;
 
 uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -349,7 +349,7 @@ std::string Manager::AdoptWeights() {
     executor_->EndUse(&use, 1);
     if (!error.empty()) return error;
     freed += offset;
-    if (freed >= kTrimBytes) {
+    if (freed >= budget / kTrimShare) {
       freed = 0;
       TrimFreed();
     }
