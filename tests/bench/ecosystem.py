@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=3)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=4000)
+    parser.add_argument("--share", type=float, default=0.4, help="misa's budget, of plain's peak")
     parser.add_argument("--disk", default=os.environ.get("MISA_DISK_DIR", "/var/tmp"))
     options = vars(parser.parse_args())
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT / "build/python"), os.environ.get("PYTHONPATH")) if p)
@@ -62,7 +63,7 @@ def main() -> int:
     for case in CASES:
         settings = {**options, "case": case}
         if case == "misa":
-            settings["budget"] = results["plain"]["device_peak_bytes"] // 3
+            settings["budget"] = int(options["share"] * results["plain"]["device_peak_bytes"])
         results[case] = run(settings)
         print(case, {k: v for k, v in results[case].items() if k not in ("losses", "step_seconds")}, flush=True)
     plain = results["plain"]
