@@ -24,6 +24,8 @@ constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLeastStateBytes = 4096;
 constexpr size_t kMaxNotices = 100;
 constexpr size_t kMaxSteps = 1 << 20;
+// The share of the budget that is freed of the model's first memory before the heap is looked through for it.
+constexpr uint64_t kTrimShare = 64;
 
 uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -327,6 +329,7 @@ std::string Manager::AdoptWeights() {
   uint64_t largest = 0;
   for (const auto& module : modules_) largest = std::max(largest, module->weights->bytes);
   SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
+  uint64_t freed = 0;
   for (auto& module : modules_) {
     // The model may have been made larger than the budget; it shrinks to it as its modules are taken over, and two
     // copies exist of no more than one module at a time.
@@ -345,7 +348,13 @@ std::string Manager::AdoptWeights() {
     }
     executor_->EndUse(&use, 1);
     if (!error.empty()) return error;
+    freed += offset;
+    if (freed >= budget / kTrimShare) {
+      freed = 0;
+      TrimFreed();
+    }
   }
+  TrimFreed();
   return options_.existing_state ? "" : FinishAdoption();
 }
 

@@ -113,6 +113,8 @@ void ServeManaged() {
   DeviceMeter::Get().SetReclaimer([](uint64_t bytes) { Mappings().Reclaim(bytes); });
 }
 
+void TrimFreed() { malloc_trim(0); }
+
 void GiveBackFreed() {
   managed.store(false);
   Mappings().Reclaim(~0ull);

@@ -15,7 +15,9 @@ void InstallMeteringAllocator();
 // freed as long as the budget does not need the room, and everything else goes back to the system. Before this call
 // allocations are what they are without misa, only counted.
 void ServeManaged();
-// The end of that: what was kept goes back.
+// Tensors made before that call and freed since lie between others in malloc's heap: gives their pages back to the system.
+void TrimFreed();
+// The end of ServeManaged: what was kept goes back.
 void GiveBackFreed();
 
 // Who makes room where an allocation would pass the budget: counts `bytes` as other tensors' and returns "", or a

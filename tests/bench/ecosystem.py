@@ -48,9 +48,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=3)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=4000)
+    parser.add_argument("--share", type=float, default=0.4, help="misa's budget, of plain's peak")
     parser.add_argument("--disk", default=os.environ.get("MISA_DISK_DIR", "/var/tmp"))
     options = vars(parser.parse_args())
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT / "build/python"), os.environ.get("PYTHONPATH")) if p)
@@ -62,7 +63,7 @@ def main() -> int:
     for case in CASES:
         settings = {**options, "case": case}
         if case == "misa":
-            settings["budget"] = results["plain"]["device_peak_bytes"] // 3
+            settings["budget"] = int(options["share"] * results["plain"]["device_peak_bytes"])
         results[case] = run(settings)
         print(case, {k: v for k, v in results[case].items() if k not in ("losses", "step_seconds")}, flush=True)
     plain = results["plain"]
@@ -71,8 +72,8 @@ def main() -> int:
         both = result["cgroup_peak_bytes"] is not None and base["cgroup_peak_bytes"] is not None
         rows.append({
             "case": case, "peer": f"{CASES[case]} {metadata.version(CASES[case])}" if CASES[case] != "misa" else "misa",
-            "trained": result["trained"], "error": result.get("error"),
-            "same_bits_as_plain": result["trained"] and result["state_sha256"] == plain["state_sha256"],
+            "ran_to_the_end": len(result["step_seconds"]) == options["steps"], "trained": result["trained"], "error": result.get("error"),
+            "same_bits_as_plain": result.get("state_sha256") == plain["state_sha256"],
             "loss_first": result["losses"][0] if result["losses"] else None,
             "loss_last": result["losses"][-1] if result["losses"] else None,
             "step_seconds_median": statistics.median(result["step_seconds"][2:]) if len(result["step_seconds"]) > 2 else None,

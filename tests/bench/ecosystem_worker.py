@@ -51,19 +51,32 @@ def main(settings: dict[str, Any]) -> None:
         seconds: list[float] = []
         losses: list[float] = []
         result: dict[str, Any] = {"trained": False}
+
+        def loss_of(step: int) -> torch.Tensor:
+            draw = torch.Generator().manual_seed(step)
+            tokens = torch.randint(settings["vocabulary"], (settings["rows"], settings["length"]), generator=draw)
+            return model(input_ids=tokens, labels=tokens).loss
+
+        def evaluate() -> float:
+            model.eval()
+            with torch.no_grad():
+                value = loss_of(0).item()
+            model.train()
+            return value
+
         with manage:
             try:
+                before = evaluate()
                 for step in range(settings["steps"]):
-                    draw = torch.Generator().manual_seed(step)
-                    tokens = torch.randint(settings["vocabulary"], (settings["rows"], settings["length"]), generator=draw)
                     begin = time.perf_counter()
                     optimizer.zero_grad()
-                    loss = model(input_ids=tokens, labels=tokens).loss
+                    loss = loss_of(step)
                     loss.backward()
                     optimizer.step()
                     seconds.append(time.perf_counter() - begin)
                     losses.append(loss.item())
-                result["trained"] = True
+                # Running to the end is not training: some weight has to have moved.
+                result["trained"] = evaluate() != before
                 result["state_sha256"] = misa.state_sha256(model, optimizer)
             except Exception as error:
                 result["error"] = f"{type(error).__name__}: {error}"

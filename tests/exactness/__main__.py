@@ -85,6 +85,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, package)
     from tests.exactness import design
+    from tests.exactness.families import FAMILIES
 
     chosen = design.rows(arguments.seed)
     for name in ("family", "optimizer", "loop", "step", "pressure"):
@@ -109,7 +110,7 @@ def main() -> int:
                         return
                     number, row = waiting.pop()
                 # What the row is, and over it what its process said of it.
-                line = {"model": row.family, "optimizer": row.optimizer,
+                line = {"model": row.family, "kind": FAMILIES[row.family].kind, "optimizer": row.optimizer,
                         "features": [row.loop, f"step={row.step}", row.pressure], "identical": False, "budget_ratio": None,
                         "device_peak_bytes": None, "refused": None} | worker.run(row)
                 with lock:

@@ -11,9 +11,9 @@ from tests.exactness.families import FAMILIES
 from tests.exactness.loops import LOOPS
 from tests.exactness.optimizers import OPTIMIZERS, REFUSED
 
-# tight: near the smallest budget that works; comfortable: more than half of plain's peak; stress: room for all, but
-# everything that is not in use leaves at every touch.
-PRESSURES = ("tight", "comfortable", "stress")
+# tight: near the smallest budget that works; comfortable: more than half of plain's peak; ample: everything fits;
+# stress: room for all, but everything that is not in use leaves at every touch.
+PRESSURES = ("tight", "comfortable", "ample", "stress")
 
 # Loops of which plain training itself says that it cannot: the optimizer runs a closure without gradients.
 IMPOSSIBLE = {("closure", "adafactor (transformers)")}

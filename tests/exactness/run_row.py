@@ -20,7 +20,7 @@ from tests.python.processes import Misad
 
 MAX_ATTEMPTS = 25
 # Of plain's peak: where the search for the smallest budget begins, and what is plenty.
-FIRST_SHARE = {"tight": 0.25, "comfortable": 0.65}
+FIRST_SHARE = {"tight": 0.25, "comfortable": 0.65, "ample": 3.0}
 
 
 def forget_the_past() -> None:

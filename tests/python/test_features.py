@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
+import misa
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_  # by name, before anything is managed
 
-from tests.python.beside import PRESSURES, assert_identical
+from tests.python.beside import PRESSURES, assert_identical, managed, plain_once
 from tests.python.models import Mlp, Transformer, batch, loss_of
 
 STEPS = 3
@@ -112,6 +113,18 @@ def gradients_set_to_zero(manage: Any) -> Result:
     with manage(model, optimizer):
         for step in range(STEPS):
             optimizer.zero_grad(set_to_none=False)
+            loss_of(model, step).backward()
+            optimizer.step()
+    return model, optimizer, []
+
+
+@feature(LATER)
+def set_to_zero_by_the_model(manage: Any) -> Result:
+    model = transformer()
+    optimizer = adamw(model.parameters())
+    with manage(model, optimizer):
+        for step in range(STEPS + 3):
+            model.zero_grad(set_to_none=False)
             loss_of(model, step).backward()
             optimizer.step()
     return model, optimizer, []
@@ -691,3 +704,12 @@ def moving_average_of_weights(manage: Any) -> Result:
 @pytest.mark.parametrize(("name", "loop", "mode", "share"), LOOPS, ids=[f"{name}-{mode}" for name, _, mode, _ in LOOPS])
 def test_feature(shared_misad, name, loop, mode, share, pressure):
     assert_identical(loop, shared_misad, pressure, step=mode, share=share)
+
+
+@pytest.mark.parametrize("loop", [gradients_set_to_zero, gradients_set_to_zero_by_one_operator, set_to_zero_by_the_model,
+                                  clip_norm, gradients_looked_at, frozen_and_thawed_on_the_way])
+def test_where_everything_fits(shared_misad, loop):
+    """Gradients stay in autograd's own memory then, where nobody sees that they are changed."""
+    expected = plain_once(loop)
+    result = managed(loop, shared_misad, misa.memory.live_bytes() + 4 * expected.bytes)
+    assert (result.seen, result.sha256) == (expected.seen, expected.sha256)

@@ -379,6 +379,10 @@ class Run:
             pending.scaling[id(optimizer)] = scaling
             pending.gradients.extend((p, p.grad) for _, ps in groups for p in ps)
             manager.mark_pending(module)
+            if not all(manager.is_managed(p.grad) for _, ps in groups for p in ps):
+                # Whoever changes such a gradient in place (zeroing, DistributedDataParallel's buckets) is not seen: the step
+                # must not come after that.
+                manager.step_module(module)
         for group, parameter in unmanaged:
             self._raw_step(optimizer, [({k: v for k, v in group.items() if k != "params"}, [parameter])], scaling)
         if self._step_mode != "deferred":
