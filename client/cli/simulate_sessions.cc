@@ -90,14 +90,16 @@ ExitCode SimulateSessions(const SimulateSessionsOptions& options, const Output& 
         "%s nodes, %s sessions, %s steps, %s events, %s plans, %s restarts in %s of virtual time\n", FormatCount(done),
         FormatCount(total.sessions), FormatCount(total.steps), FormatCount(total.events), FormatCount(total.plans),
         FormatCount(total.restarts), FormatSeconds(total.virtual_seconds));
-    output.out << absl::StrFormat("%s: %s steps a minute, %s events a second\n", FormatSeconds(seconds),
-                                  FormatCount(static_cast<uint64_t>(static_cast<double>(total.steps) * per_second * 60)),
-                                  FormatCount(static_cast<uint64_t>(static_cast<double>(total.events) * per_second)));
+    output.out << absl::StrFormat(
+        "%s: %s steps a minute, %s events a second\n", FormatSeconds(seconds),
+        FormatCount(static_cast<uint64_t>(static_cast<double>(total.steps) * per_second * 60)),
+        FormatCount(static_cast<uint64_t>(static_cast<double>(total.events) * per_second)));
     if (violation.empty()) output.out << "every invariant held\n";
   }
   if (violation.empty()) return kExitDone;
-  output.error << "an invariant was violated; the seed replays it: misactl simulate sessions --seeds 1 --seed " << node.seed
-               << "\n" << tail;
+  output.error << "an invariant was violated; the seed replays it: misactl simulate sessions --seeds 1 --seed "
+               << node.seed << "\n"
+               << tail;
   return kExitRefused;
 }
 

@@ -12,12 +12,12 @@ class App;
 namespace misa::cli {
 
 struct SimulateSessionsOptions {
-  uint64_t seed = 1;       // the first one
-  uint64_t seeds = 1000;   // how many
-  uint64_t steps = 0;      // ends once so many training steps were simulated; 0: not before the seeds are done
-  uint32_t trainers = 6;   // at most, of one node
-  double seconds = 1.5;    // virtual, of one node, before everything settles
-  bool log = false;        // everything that happens in the first seed
+  uint64_t seed = 1;      // the first one
+  uint64_t seeds = 1000;  // how many
+  uint64_t steps = 0;     // ends once so many training steps were simulated; 0: not before the seeds are done
+  uint32_t trainers = 6;  // at most, of one node
+  double seconds = 1.5;   // virtual, of one node, before everything settles
+  bool log = false;       // everything that happens in the first seed
 };
 
 // The subcommand `sessions` of `simulate`.

@@ -141,9 +141,7 @@ std::vector<double> FillByWeight(const std::vector<Claim>& claims, const std::ve
     levels.push_back(most[i] / claims[i].weight);
   }
   std::sort(levels.begin(), levels.end());
-  const auto bytes_at = [&](size_t i, double level) {
-    return std::clamp(level * claims[i].weight, least[i], most[i]);
-  };
+  const auto bytes_at = [&](size_t i, double level) { return std::clamp(level * claims[i].weight, least[i], most[i]); };
   const auto sum_at = [&](double level) {
     double sum = 0;
     for (size_t i = 0; i < claims.size(); ++i) sum += bytes_at(i, level);
@@ -192,8 +190,8 @@ std::vector<std::vector<Knot>> CurvesOf(const std::vector<Claim>& claims) {
 // Moves bytes from where they save little to where they save much.
 class Trade {
  public:
-  Trade(const std::vector<Claim>& claims, const std::vector<std::vector<Knot>>& curves, const std::vector<double>& useful,
-        const ArbiterOptions& options, std::vector<double>* bytes)
+  Trade(const std::vector<Claim>& claims, const std::vector<std::vector<Knot>>& curves,
+        const std::vector<double>& useful, const ArbiterOptions& options, std::vector<double>* bytes)
       : claims_(claims), curves_(curves), useful_(useful), options_(options), bytes_(*bytes), shares_(*bytes) {}
 
   void Run() {
@@ -209,8 +207,7 @@ class Trade {
   }
   // What a claim could get from where it is, best first, at the back.
   std::vector<Segment> Gets(size_t i) const {
-    std::vector<Segment> gets =
-        HullSegments(curves_[i], bytes_[i], std::max(bytes_[i], useful_[i]), claims_[i].weight);
+    std::vector<Segment> gets = HullSegments(curves_[i], bytes_[i], std::max(bytes_[i], useful_[i]), claims_[i].weight);
     std::reverse(gets.begin(), gets.end());
     return gets;
   }
@@ -379,7 +376,8 @@ Result<std::vector<uint64_t>> Arbitrate(const std::vector<Claim>& claims, uint64
   Trade(claims, curves, useful, options, &bytes).Run();
   // What saves no stall as far as is known: a step may need more tomorrow, so it lies with those who asked for it.
   std::vector<double> most;
-  for (size_t i = 0; i < claims.size(); ++i) most.push_back(std::max(bytes[i], static_cast<double>(claims[i].most_bytes)));
+  for (size_t i = 0; i < claims.size(); ++i)
+    most.push_back(std::max(bytes[i], static_cast<double>(claims[i].most_bytes)));
   bytes = FillByWeight(claims, bytes, most, available);
 
   std::vector<uint64_t> fresh;
@@ -391,7 +389,8 @@ Result<std::vector<uint64_t>> Arbitrate(const std::vector<Claim>& claims, uint64
   result.value = fresh;
   for (size_t i = 0; i < claims.size(); ++i) {
     const uint64_t held = claims[i].held_bytes;
-    if (held < claims[i].least_bytes || held > claims[i].most_bytes || !Near(fresh[i], held, options.hysteresis)) continue;
+    if (held < claims[i].least_bytes || held > claims[i].most_bytes || !Near(fresh[i], held, options.hysteresis))
+      continue;
     // Nor does staying make anybody worse off than what is promised.
     const double promised = (1 - options.most_taken - options.hysteresis) * shares[i];
     const double bytes_held = static_cast<double>(held);

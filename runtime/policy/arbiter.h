@@ -3,8 +3,8 @@
 //
 // Everybody has a *share* by weight: memory is filled up in proportion to the weights, from the least that works to the
 // most that is of use (weighted max-min fairness; Bertsekas and Gallager, Data Networks, 1992, section 6.5). From there
-// bytes move to where they save more stall, and nobody is worse off for it than with all but a fortieth of its share. What
-// saves nobody any stall is given out by weight all the same, up to what was asked for.
+// bytes move to where they save more stall, and nobody is worse off for it than with all but a fortieth of its share.
+// What saves nobody any stall is given out by weight all the same, up to what was asked for.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct StallPoint {
   bool operator==(const StallPoint&) const = default;
 };
 
-// One row of the memory/performance influence matrix: the step planned at `points` budgets, from the smallest that works
-// to the one at which everything stays. Rising in budget_bytes. The reserve of `input` is kept beside each.
+// One row of the memory/performance influence matrix: the step planned at `points` budgets, from the smallest that
+// works to the one at which everything stays. Rising in budget_bytes. The reserve of `input` is kept beside each.
 Result<std::vector<StallPoint>> MeasureInfluence(const PlanInput& input, size_t points = 6);
 
 // A session or a task that wants memory.

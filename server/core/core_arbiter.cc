@@ -18,7 +18,8 @@ constexpr uint64_t kLeastGrowthDivisor = 8;
 }  // namespace
 
 uint64_t Core::LeastOf(const v1::AttachRequest& request) const {
-  return request.has_elastic() ? std::max(request.elastic().least_bytes(), options_.chunk_bytes) : request.budget_bytes();
+  return request.has_elastic() ? std::max(request.elastic().least_bytes(), options_.chunk_bytes)
+                               : request.budget_bytes();
 }
 
 uint64_t Core::MostOf(const v1::AttachRequest& request) const {
@@ -149,7 +150,8 @@ void Core::Arbitrate() {
   for (size_t i = 0; i < claimants.size(); ++i) {
     Session* session = claimants[i];
     session->target_bytes = split.value[i];
-    if (session->target_bytes < session->budget_bytes) ChangeBudget(session, session->target_bytes, "shared with others");
+    if (session->target_bytes < session->budget_bytes)
+      ChangeBudget(session, session->target_bytes, "shared with others");
     if (session->target_bytes > session->budget_bytes) freed_ = true;
   }
   for (size_t i = 0; i < comers.size(); ++i) comers[i]->target_bytes = split.value[claimants.size() + i];
@@ -181,7 +183,8 @@ void Core::Grow(bool only_starved) {
     const uint64_t kept = starved ? 0 : watermark;
     const uint64_t spare = device_.free_bytes() - std::min(device_.free_bytes(), kept);
     uint64_t budget = std::min(session.target_bytes, session.leased_bytes + spare);
-    if (budget < session.target_bytes) budget = std::max(session.budget_bytes, budget / options_.chunk_bytes * options_.chunk_bytes);
+    if (budget < session.target_bytes)
+      budget = std::max(session.budget_bytes, budget / options_.chunk_bytes * options_.chunk_bytes);
     const uint64_t worth = starved ? 1 : session.budget_bytes / kLeastGrowthDivisor;
     if (budget < session.target_bytes && budget < session.budget_bytes + worth) continue;
     const std::string refusal = ChangeBudget(&session, budget, "shared with others");

@@ -7,8 +7,8 @@
 namespace misa::server {
 namespace {
 
-constexpr double kReclaimSeconds = 1;   // a dead trainer's memory is free again
-constexpr double kAnswerSeconds = 10;   // the longest that a call waits
+constexpr double kReclaimSeconds = 1;  // a dead trainer's memory is free again
+constexpr double kAnswerSeconds = 10;  // the longest that a call waits
 constexpr size_t kMostUnread = 8;
 
 std::string Bytes(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
@@ -38,8 +38,8 @@ void World::Audit() {
     const bool lives = trainer != nullptr && alive(*trainer) && trainer->phase != Trainer::Phase::kLeaving;
     if (session.attached()) budgets += session.budget_bytes;
     if (session.attached() && session.budget_bytes > session.leased_bytes) {
-      return Violate("session " + session.name + " has a budget of " + Bytes(session.budget_bytes) + " and a lease of " +
-                     Bytes(session.leased_bytes));
+      return Violate("session " + session.name + " has a budget of " + Bytes(session.budget_bytes) +
+                     " and a lease of " + Bytes(session.leased_bytes));
     }
     if (lives && trainer->in_force_bytes > session.leased_bytes) {
       return Violate("the trainer of session " + session.name + " may hold " + Bytes(trainer->in_force_bytes) +
@@ -49,7 +49,8 @@ void World::Audit() {
     Decided& decided = decided_[lease];
     if (decided.serial != session.budget_serial || decided.bytes != session.budget_bytes) changed_at_ = now();
     if (session.attached() && decided.serial != session.budget_serial) {
-      const bool known = lives && !trainer->registering && session.has_trace && session.trace_digest == trainer->model.digest();
+      const bool known =
+          lives && !trainer->registering && session.has_trace && session.trace_digest == trainer->model.digest();
       if (known && session.budget_bytes < decided.bytes && session.budget_bytes < trainer->model.smallest_bytes()) {
         return Violate("session " + session.name + " was asked to shrink to " + Bytes(session.budget_bytes) +
                        ", and one operator needs " + Bytes(trainer->model.smallest_bytes()));
@@ -57,7 +58,8 @@ void World::Audit() {
     }
     decided = {session.budget_serial, session.budget_bytes};
   }
-  if (budgets > capacity) return Violate("the budgets sum to " + Bytes(budgets) + ", more than the pool's " + Bytes(capacity));
+  if (budgets > capacity)
+    return Violate("the budgets sum to " + Bytes(budgets) + ", more than the pool's " + Bytes(capacity));
   for (const Trainer& trainer : trainers_) {
     if (alive(trainer)) held += trainer.in_force_bytes;
   }
@@ -76,15 +78,16 @@ void World::Audit() {
   }
   for (const auto& [id, call] : calls_) {
     if (now() - call.at > kAnswerSeconds) {
-      return Violate("call " + std::to_string(id) + " (" + call.what + ") has waited " + std::to_string(now() - call.at) +
-                     " s for an answer");
+      return Violate("call " + std::to_string(id) + " (" + call.what + ") has waited " +
+                     std::to_string(now() - call.at) + " s for an answer");
     }
   }
 }
 
 void World::AuditMessage(const SendTrain& effect) {
   const auto found = streams_.find(effect.stream);
-  if (found == streams_.end()) return Violate("a message was sent to stream " + std::to_string(effect.stream) + ", which never was");
+  if (found == streams_.end())
+    return Violate("a message was sent to stream " + std::to_string(effect.stream) + ", which never was");
   const Trainer& trainer = trainers_[found->second.trainer];
   if (trainer.stream != effect.stream || !connected(trainer)) return;
   const auto session = core_->sessions().find(trainer.lease);
@@ -153,10 +156,10 @@ void World::AuditSettled() {
       return Violate("session " + session.name + " has given nothing back: it leases " + Bytes(session.leased_bytes) +
                      " under a budget of " + Bytes(session.budget_bytes));
     }
-    const uint64_t needed =
-        std::min(std::max(trainer.model.smallest_bytes(), session.asked_bytes), session.most_bytes);
+    const uint64_t needed = std::min(std::max(trainer.model.smallest_bytes(), session.asked_bytes), session.most_bytes);
     const bool known = session.has_trace && session.trace_digest == trainer.model.digest();
-    if (session.elastic && known && session.budget_bytes < needed && Givable(session) >= needed + core_options_.chunk_bytes - session.budget_bytes) {
+    if (session.elastic && known && session.budget_bytes < needed &&
+        Givable(session) >= needed + core_options_.chunk_bytes - session.budget_bytes) {
       return Violate("session " + session.name + " starves: it has " + Bytes(session.budget_bytes) +
                      ", its step needs " + Bytes(needed) + ", and others could give " + Bytes(Givable(session)));
     }
@@ -190,7 +193,8 @@ void World::AuditEnd() {
     if (reply == nullptr) continue;
     const auto& node = std::get<v1::GetNodeResponse>(reply->response);
     if (node.free_bytes() != node.capacity_bytes()) {
-      Violate(Bytes(node.capacity_bytes() - node.free_bytes()) + " of the pool are not free after all trainers have ended");
+      Violate(Bytes(node.capacity_bytes() - node.free_bytes()) +
+              " of the pool are not free after all trainers have ended");
     }
     if (node.disk_reserved_bytes() != 0) {
       Violate(Bytes(node.disk_reserved_bytes()) + " of the disk are reserved after all trainers have ended");

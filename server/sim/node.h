@@ -1,5 +1,5 @@
-// One node in virtual time: the daemon's real core and policy, with adapters, trainers, an operator and faults drawn from a
-// seed. Nothing here waits, reads a clock or starts a thread; the same seed gives the same run.
+// One node in virtual time: the daemon's real core and policy, with adapters, trainers, an operator and faults drawn
+// from a seed. Nothing here waits, reads a clock or starts a thread; the same seed gives the same run.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct NodeOptions {
   uint32_t trainers = 6;  // at most so many come
   // Keeps what happened as text: only a run that is looked at pays for it.
   bool log = false;
-  // For tests of the checks themselves: may change an event before the core has it (or an effect before it is carried out),
-  // and drops it by returning false. `number` counts events (effects) of this run.
+  // For tests of the checks themselves: may change an event before the core has it (or an effect before it is carried
+  // out), and drops it by returning false. `number` counts events (effects) of this run.
   std::function<bool(Event* event, uint64_t number)> tamper_event;
   std::function<bool(Effect* effect, uint64_t number)> tamper_effect;
 };

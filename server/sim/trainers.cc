@@ -96,7 +96,10 @@ void World::CallAttach(uint32_t number) {
     request.mutable_sampling()->set_inner_steps(2);
   }
   const bool called = Start(
-      "Attach", Latency(), [&](CallId call) { return AttachCall{call, trainer.token, request}; },
+      "Attach", Latency(),
+      [&](CallId call) {
+        return AttachCall{call, trainer.token, request};
+      },
       [this, number, epoch = epoch_](const Reply& reply) {
         if (epoch == epoch_) OnAttached(number, reply);
       });
@@ -126,7 +129,9 @@ void World::CallRegister(uint32_t number) {
   if (!connected(trainer)) return;
   const bool called = Start(
       "RegisterModules", Latency(),
-      [&](CallId call) { return RegisterCall{call, trainer.token, trainer.model.Modules()}; },
+      [&](CallId call) {
+        return RegisterCall{call, trainer.token, trainer.model.Modules()};
+      },
       [this, number, epoch = epoch_](const Reply& reply) {
         Trainer& trainer = trainers_[number];
         if (epoch != epoch_ || trainer.phase != Trainer::Phase::kRegistering) return;
@@ -139,7 +144,8 @@ void World::CallRegister(uint32_t number) {
   if (!called && trainer.phase == Trainer::Phase::kRegistering) Kill(number, "process ended");
 }
 
-// --- The stream -------------------------------------------------------------------------------------------------------
+// --- The stream
+// -------------------------------------------------------------------------------------------------------
 
 void World::OpenStream(uint32_t number) {
   Trainer& trainer = trainers_[number];
@@ -212,7 +218,8 @@ void World::OnResponse(uint32_t number, StreamId stream, const v1::TrainResponse
   }
 }
 
-// --- Steps ------------------------------------------------------------------------------------------------------------
+// --- Steps
+// ------------------------------------------------------------------------------------------------------------
 
 void World::BeginStep(uint32_t number) {
   Trainer& trainer = trainers_[number];
@@ -257,7 +264,9 @@ void World::EndStep(uint32_t number) {
       trainer.registering = true;
       const bool called = Start(
           "RegisterModules", Latency(),
-          [&](CallId call) { return RegisterCall{call, trainer.token, trainer.model.Modules()}; },
+          [&](CallId call) {
+            return RegisterCall{call, trainer.token, trainer.model.Modules()};
+          },
           [this, number, before](const Reply& reply) {
             Trainer& trainer = trainers_[number];
             trainer.registering = false;
@@ -312,19 +321,37 @@ v1::StepReport World::Report(Trainer* trainer) {
 void World::Confuse(Trainer* trainer, v1::StepReport* report) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   switch (random_.Below(6)) {
-    case 0: report->mutable_statistics(0)->set_sum_squares(kNan); break;
-    case 1: report->add_statistics()->set_module(1'000'000); break;
-    case 2: report->add_residency()->set_facet(1'000'000); break;
-    case 3: report->set_step_seconds(kNan); break;
-    case 4: report->mutable_measured_link()->set_load_bytes_per_second(-1); break;
+    case 0:
+      report->mutable_statistics(0)->set_sum_squares(kNan);
+      break;
+    case 1:
+      report->add_statistics()->set_module(1'000'000);
+      break;
+    case 2:
+      report->add_residency()->set_facet(1'000'000);
+      break;
+    case 3:
+      report->set_step_seconds(kNan);
+      break;
+    case 4:
+      report->mutable_measured_link()->set_load_bytes_per_second(-1);
+      break;
     case 5: {
       *report->mutable_trace() = trainer->model.trace();
       v1::TraceEntry* entry = report->mutable_trace()->mutable_entries(0);
       switch (random_.Below(4)) {
-        case 0: entry->set_facets(0, 1'000'000); break;
-        case 1: entry->set_access(0, 77); break;
-        case 2: entry->add_access(1); break;
-        case 3: report->mutable_trace()->set_digest(7); break;
+        case 0:
+          entry->set_facets(0, 1'000'000);
+          break;
+        case 1:
+          entry->set_access(0, 77);
+          break;
+        case 2:
+          entry->add_access(1);
+          break;
+        case 3:
+          report->mutable_trace()->set_digest(7);
+          break;
       }
       trainer->trace_sent = 0;
       break;
@@ -332,7 +359,8 @@ void World::Confuse(Trainer* trainer, v1::StepReport* report) {
   }
 }
 
-// --- The end ----------------------------------------------------------------------------------------------------------
+// --- The end
+// ----------------------------------------------------------------------------------------------------------
 
 void World::Detach(uint32_t number) {
   Trainer& trainer = trainers_[number];
@@ -340,12 +368,20 @@ void World::Detach(uint32_t number) {
   trainer.phase = Trainer::Phase::kLeaving;
   trainer.in_force_bytes = 0;
   const bool called = Start(
-      "Detach", Latency(), [&](CallId call) { return DetachCall{call, trainer.token}; },
+      "Detach", Latency(),
+      [&](CallId call) {
+        return DetachCall{call, trainer.token};
+      },
       [this, number](const Reply&) { Kill(number, "socket closed"); });
   if (!called) return Kill(number, "process ended");
   ended_.emplace(trainer.lease, now());
   if (random_.Chance(garble_rate_)) {
-    Start("Detach", Latency(), [&](CallId call) { return DetachCall{call, trainer.token}; }, [](const Reply&) {});
+    Start(
+        "Detach", Latency(),
+        [&](CallId call) {
+          return DetachCall{call, trainer.token};
+        },
+        [](const Reply&) {});
   }
   // It does not wait for ever, and may die meanwhile.
   Later(random_.Chance(0.1) ? Latency() : 2.0, [this, number] { Kill(number, "process ended"); });

@@ -58,7 +58,8 @@ World::World(const NodeOptions& options) : options_(options), random_(options.se
   core_options_.link.duplex_load = core_options_.link.load * random_.Between(0.5, 1.0);
   core_options_.link.duplex_unload = core_options_.link.unload * random_.Between(0.5, 1.0);
   core_options_.policy.reserve_bytes = random_.Below(3) * kChunkBytes;
-  core_options_.max_sessions = static_cast<uint32_t>(random_.Between(uint64_t{2}, std::max<uint64_t>(6, options_.trainers)));
+  core_options_.max_sessions =
+      static_cast<uint32_t>(random_.Between(uint64_t{2}, std::max<uint64_t>(6, options_.trainers)));
   // A third of the nodes have no faults: what must hold then is more.
   if (!random_.Chance(0.33)) {
     fault_rate_ = random_.Between(0.0, 0.15);
@@ -93,11 +94,10 @@ NodeResult World::Run() {
   return std::move(result_);
 }
 
-Now World::CoreNow() const {
-  return {100 + now(), 1'700'000'000'000'000 + static_cast<int64_t>(now() * 1e6)};
-}
+Now World::CoreNow() const { return {100 + now(), 1'700'000'000'000'000 + static_cast<int64_t>(now() * 1e6)}; }
 
-// --- The daemon -------------------------------------------------------------------------------------------------------
+// --- The daemon
+// -------------------------------------------------------------------------------------------------------
 
 void World::StartDaemon() {
   ++epoch_;
@@ -139,7 +139,8 @@ void World::KillDaemon() {
     Later(Latency(), [this, id = id, number = stream.trainer] { OnStreamEnd(number, id); });
   }
   for (Trainer& trainer : trainers_) {
-    if (!alive(trainer) || trainer.phase == Trainer::Phase::kTraining || trainer.phase == Trainer::Phase::kAlone) continue;
+    if (!alive(trainer) || trainer.phase == Trainer::Phase::kTraining || trainer.phase == Trainer::Phase::kAlone)
+      continue;
     // Its lease socket ends in the middle of something: it cannot go on.
     Later(Latency(), [this, number = trainer.number] { Kill(number, "process ended"); });
   }
@@ -321,7 +322,8 @@ void World::PumpUp(StreamId id) {
   Deliver(Latency(), std::move(message));
 }
 
-// --- The operator, and the course of the run --------------------------------------------------------------------------
+// --- The operator, and the course of the run
+// --------------------------------------------------------------------------
 
 void World::ScheduleArrivals() {
   const uint64_t count = random_.Between(uint64_t{2}, uint64_t{options_.trainers});
@@ -341,7 +343,8 @@ void World::ScheduleOperator() {
 
 void World::ScheduleTicks() {
   Later(0.1, [this] {
-    if (ending_ && std::none_of(trainers_.begin(), trainers_.end(), [this](const Trainer& t) { return alive(t); })) return;
+    if (ending_ && std::none_of(trainers_.begin(), trainers_.end(), [this](const Trainer& t) { return alive(t); }))
+      return;
     if (up()) Offer(0, Tick{});
     ScheduleTicks();
   });
@@ -351,7 +354,12 @@ void World::Operate() {
   if (settling_ || !up()) return;
   const auto ignore = [](const Reply&) {};
   const auto call = [&](const std::string& what, auto request) {
-    Start(what, Latency(), [&](CallId id) { return AdminCall{id, request}; }, ignore);
+    Start(
+        what, Latency(),
+        [&](CallId id) {
+          return AdminCall{id, request};
+        },
+        ignore);
   };
   switch (random_.Below(10)) {
     case 0:
@@ -369,11 +377,15 @@ void World::Operate() {
       request.set_alpha(random_.Between(-0.1, 1.1));
       return call("SetPolicy", request);
     }
-    case 5: return call("ListSessions", v1::ListSessionsRequest());
-    case 6: return call("ListModules", v1::ListModulesRequest());
-    case 7: return call("CaptureSnapshot", v1::CaptureSnapshotRequest());
+    case 5:
+      return call("ListSessions", v1::ListSessionsRequest());
+    case 6:
+      return call("ListModules", v1::ListModulesRequest());
+    case 7:
+      return call("CaptureSnapshot", v1::CaptureSnapshotRequest());
     case 8: {
-      Start("metrics", Latency(), [](CallId id) { return MetricsCall{id}; }, ignore);
+      Start(
+          "metrics", Latency(), [](CallId id) { return MetricsCall{id}; }, ignore);
       return;
     }
     case 9: {

@@ -70,13 +70,13 @@ class World {
     uint64_t plan_digest = 0;      // of the plan it holds
     uint64_t plan_version = 0;
     bool refused_last = false;
-    bool registering = false;      // other modules, which the daemon does not know yet
-    double link_share = 1;  // of the daemon's rates
+    bool registering = false;  // other modules, which the daemon does not know yet
+    double link_share = 1;     // of the daemon's rates
   };
 
   struct Stream {
     uint32_t trainer = 0;
-    bool open = true;    // not finished by the daemon, not cancelled
+    bool open = true;     // not finished by the daemon, not cancelled
     bool credit = false;  // the daemon reads
     bool writing = false;
     bool closed_told = false;
@@ -190,8 +190,8 @@ class World {
   bool settling_ = false;
   bool ending_ = false;
   bool draining_ = false;
-  double fault_rate_ = 0;    // chance of a failure of each operation
-  double garble_rate_ = 0;   // chance that a trainer says something senseless
+  double fault_rate_ = 0;   // chance of a failure of each operation
+  double garble_rate_ = 0;  // chance that a trainer says something senseless
   double restart_chance_ = 0;
 
   // By lease: the budget that was last seen decided.

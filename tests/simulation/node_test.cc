@@ -1,10 +1,10 @@
 // Whole nodes in virtual time: the daemon's core between simulated trainers, an operator, faults and restarts.
+#include "server/sim/node.h"
+
 #include <gmock/gmock.h>
 
 #include <functional>
 #include <string>
-
-#include "server/sim/node.h"
 
 namespace misa::server {
 namespace {
@@ -60,8 +60,8 @@ TEST(SimulatedNode, ASeedReplaysExactly) {
   }
 }
 
-// The checks themselves: something between the core and its surroundings is broken on purpose, and within a few seeds it
-// is found out, with the seed that shows it again.
+// The checks themselves: something between the core and its surroundings is broken on purpose, and within a few seeds
+// it is found out, with the seed that shows it again.
 void ExpectFound(NodeOptions options, const std::string& sentence) {
   for (options.seed = 1; options.seed <= 200; ++options.seed) {
     const NodeResult result = SimulateNode(options);

@@ -55,6 +55,18 @@ class SmallImpl : public nn::Module {
 };
 
 // The expected digests are what misa.state_sha256 of the Python package gives for the same names and numbers.
+TEST(Budget, CanBeTheDaemonsChoice) {
+  EXPECT_TRUE(Budget("auto").elastic());
+  EXPECT_EQ(Budget("auto").bytes(), 0u);
+  const Budget range = Budget::Between("2MiB", "3MiB");
+  EXPECT_TRUE(range.elastic());
+  EXPECT_EQ(range.least_bytes(), 2u << 20);
+  EXPECT_EQ(range.bytes(), 3u << 20);
+  EXPECT_FALSE(Budget("3MiB").elastic());
+  EXPECT_THAT(SentenceOf([] { Budget::Between("3MiB", "2MiB"); }), HasSubstr("no range"));
+  EXPECT_THAT(SentenceOf([] { Budget::Between("auto", "2MiB"); }), HasSubstr("no range"));
+}
+
 TEST(StateSha256, IsThatOfThePythonPackage) {
   SmallImpl module;
   optim::AdamW optimizer(module.parameters());

@@ -122,7 +122,8 @@ double Lost(const std::vector<Claim>& claims, const std::vector<uint64_t>& bytes
   return lost;
 }
 
-// Mixes of 2 to 64 sessions: weights respected within 5 %, conservation, nobody starved, and stall saved beside weights alone.
+// Mixes of 2 to 64 sessions: weights respected within 5 %, conservation, nobody starved, and stall saved beside weights
+// alone.
 TEST(Arbiter, HoldsInMixesOfManySessions) {
   double lost = 0, lost_by_weight = 0;
   for (uint64_t seed = 1; seed <= 2000; ++seed) {
@@ -152,7 +153,8 @@ TEST(Arbiter, HoldsInMixesOfManySessions) {
         const bool in_bytes = static_cast<double>(split.value[i]) + kChunk >= 0.95 * share;
         const uint64_t nearly = std::max(claims[i].least_bytes, static_cast<uint64_t>(0.95 * share));
         const bool in_value = StallShare(claims[i], split.value[i]) <= StallShare(claims[i], nearly) + 2e-3;
-        ASSERT_TRUE(in_bytes || in_value) << "seed " << seed << " claim " << i << ": " << split.value[i] << " of " << share;
+        ASSERT_TRUE(in_bytes || in_value)
+            << "seed " << seed << " claim " << i << ": " << split.value[i] << " of " << share;
       }
       if (!held) {
         lost += Lost(claims, split.value);
