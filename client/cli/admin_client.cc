@@ -134,6 +134,15 @@ absl::StatusOr<std::string> AdminClient::CaptureSnapshot() {
   return response.json();
 }
 
+absl::StatusOr<std::string> AdminClient::GetTrace(const std::string& session) {
+  v1::GetTraceRequest request;
+  request.set_session(session);
+  v1::GetTraceResponse response;
+  absl::Status status = ToStatus(stub_->GetTrace(NewContext().get(), request, &response));
+  if (!status.ok()) return status;
+  return std::move(*response.mutable_file());
+}
+
 absl::Status AdminClient::SetBudget(const std::string& session, std::optional<uint64_t> budget_bytes) {
   v1::SetBudgetRequest request;
   request.set_session(session);

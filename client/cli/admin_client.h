@@ -27,6 +27,8 @@ class AdminClient {
   absl::StatusOr<v1::ListSessionsResponse> ListSessions();
   absl::StatusOr<v1::ListModulesResponse> ListModules(const std::string& session);
   absl::StatusOr<std::string> CaptureSnapshot();
+  // The bytes of a trace file.
+  absl::StatusOr<std::string> GetTrace(const std::string& session);
   // Without one, the daemon chooses.
   absl::Status SetBudget(const std::string& session, std::optional<uint64_t> budget_bytes);
   absl::Status Drain(const std::string& reason);

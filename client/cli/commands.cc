@@ -19,11 +19,6 @@ constexpr absl::Duration kBacklogSilence = absl::Milliseconds(500);
 
 std::string OrDash(const std::string& text) { return text.empty() ? "-" : Printable(text); }
 
-ExitCode Fail(const Output& output, const absl::Status& status) {
-  output.error << "misactl: " << Printable(std::string(status.message())) << "\n";
-  return ExitCodeOf(status);
-}
-
 ExitCode Show(const Output& output, const google::protobuf::Message& message, const std::string& text) {
   if (output.json) {
     output.out << ToJson(message).dump() << "\n";
@@ -46,6 +41,11 @@ std::string LinkText(const v1::LinkRates& link) {
 ExitCode ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return kExitDone;
   return status.code() == absl::StatusCode::kUnavailable ? kExitNoDaemon : kExitRefused;
+}
+
+ExitCode Fail(const Output& output, const absl::Status& status) {
+  output.error << "misactl: " << Printable(std::string(status.message())) << "\n";
+  return ExitCodeOf(status);
 }
 
 std::string NodeText(const v1::GetNodeResponse& node, bool color) {

@@ -35,6 +35,8 @@ std::string EventTitles(bool color);
 std::string EventLine(const v1::Event& event);
 
 ExitCode ExitCodeOf(const absl::Status& status);
+// Writes the sentence as a message and gives the status' exit code.
+ExitCode Fail(const Output& output, const absl::Status& status);
 
 ExitCode Status(AdminClient& client, const Output& output);
 ExitCode Sessions(AdminClient& client, const Output& output);

@@ -11,7 +11,9 @@
 #include "client/cli/admin_client.h"
 #include "client/cli/commands.h"
 #include "client/cli/simulate.h"
+#include "client/cli/plan.h"
 #include "client/cli/simulate_sessions.h"
+#include "client/cli/trace_commands.h"
 
 namespace {
 
@@ -28,6 +30,9 @@ constexpr char kExamples[] =
     "  misactl snapshot > snapshot.json        everything the daemon knows\n"
     "  misactl simulate sessions --seeds 1000  a thousand simulated nodes with faults\n"
     "  misactl simulate --trace three-pass     what cache policies would load, beside the bound\n"
+    "  misactl plan --model llama-7b --device rtx-3090 --checkpointing full   will it fit, how fast\n"
+    "  misactl trace record s1 -o s1.trace     the order in which a session's step uses its modules\n"
+    "  misactl trace convert s1.trace --to perfetto -o s1.json\n"
     "\n"
     "Exit status: 0 done, 1 refused or not serving, 2 no daemon or wrong usage.\n";
 
@@ -64,6 +69,34 @@ void AddSimulateOptions(CLI::App* app, misa::cli::SimulateOptions* options) {
   app->add_option("--seed", options->seed, "Of sizes and importance ranks (default: 1)")->type_name("SEED");
 }
 
+void AddPlanOptions(CLI::App* plan, misa::cli::PlanOptions* options) {
+  plan->add_option("--model", options->model, "A known model (any other name lists them) or a Hugging Face config.json")
+      ->required()
+      ->type_name("NAME|FILE");
+  plan->add_option("--device", options->device, "A known device (any other name lists them)")->type_name("NAME");
+  plan->add_option("--device-file", options->device_file,
+                   "Or its description: JSON with name, capacity_bytes, flops_per_second, h2d_bytes_per_second, "
+                   "d2h_bytes_per_second, total_bytes_per_second, host_bytes")
+      ->type_name("FILE");
+  plan->add_option("--optimizer", options->optimizer, "adamw (default), sgd, sgd-momentum, adafactor, lion, adamw-8bit, …");
+  plan->add_option("--precision", options->precision,
+                   "bf16-mixed (default), bf16-mixed-fp32-gradients, fp16-mixed, bf16, fp32");
+  plan->add_option("--batch", options->batch, "Sequences a step (default: 1)")->type_name("COUNT");
+  plan->add_option("--sequence", options->sequence, "Tokens of one (default: 2048, or the model's longest)")
+      ->type_name("COUNT");
+  plan->add_option("--checkpointing", options->checkpointing, "none (default) or full: each block is computed again");
+  plan->add_option("--attention", options->attention, "fused (default) or unfused: scores are kept");
+  plan->add_option("--budget", options->budget,
+                   "Device memory for state and activations (default: 0.9 of the device's, less what libraries take)")
+      ->type_name("BYTES");
+  plan->add_option("--mode", options->mode, "exact, sampled or quantized (default: each of them)");
+  plan->add_option("--step", options->step, "deferred, in_backward or eager (default: the first two)");
+  plan->add_option("--delta", options->delta, "Share of the parameters that a sampled round trains (default: 0.03)");
+  plan->add_option("--utilization", options->utilization, "Share of the device's arithmetic that is reached");
+  plan->add_option("--host-memory", options->host_memory, "Memory of the tier below; what it lacks does not fit")
+      ->type_name("BYTES");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -77,6 +110,10 @@ int main(int argc, char** argv) {
   std::string reason = "asked for with misactl drain";
   uint32_t backlog = 50;
   bool follow = false;
+  std::string trace_path;
+  std::string trace_format;
+  std::string output_path;
+  PlanOptions plan_options;
 
   CLI::App app{std::string(kExamples)};
   app.name("misactl");
@@ -103,6 +140,21 @@ int main(int argc, char** argv) {
   CLI::App* simulate =
       app.add_subcommand("simulate", "What cache policies load and unload a period; no daemon is asked");
   AddSimulateOptions(simulate, &simulated);
+  CLI::App* plan = app.add_subcommand("plan", "Will a training fit a device, in which mode, and how fast; asks no daemon");
+  AddPlanOptions(plan, &plan_options);
+  CLI::App* trace = app.add_subcommand("trace", "The order and times in which a step uses its modules: record, show, convert");
+  trace->require_subcommand(1);
+  CLI::App* trace_record = trace->add_subcommand("record", "Write the trace of a session into a file");
+  trace_record->add_option("session", session, "The session, as `misactl sessions` names it")->required();
+  trace_record->add_option("-o,--output", output_path, "The file (default: SESSION.trace)")->type_name("FILE");
+  CLI::App* trace_show = trace->add_subcommand("show", "What a trace file holds");
+  trace_show->add_option("file", trace_path, "The file")->required();
+  CLI::App* trace_convert = trace->add_subcommand("convert", "A trace file in another format");
+  trace_convert->add_option("file", trace_path, "The file: binary or JSON")->required();
+  trace_convert->add_option("--to", trace_format, "json, perfetto (Chrome trace JSON) or binary")
+      ->required()
+      ->check(CLI::IsMember({"json", "perfetto", "binary"}));
+  trace_convert->add_option("-o,--output", output_path, "Where to (default: the terminal)")->type_name("FILE");
   SimulateSessionsOptions nodes;
   CLI::App* simulate_sessions = AddSimulateSessions(simulate, &nodes);
 
@@ -129,6 +181,10 @@ int main(int argc, char** argv) {
   if (snapshot->parsed()) code = Snapshot(client, output);
   if (simulate_sessions->parsed()) code = SimulateSessions(nodes, output);
   if (simulate->parsed() && simulate->get_subcommands().empty()) code = Simulate(simulated, output);
+  if (plan->parsed()) code = Plan(output, plan_options);
+  if (trace_record->parsed()) code = TraceRecord(client, output, session, output_path);
+  if (trace_show->parsed()) code = TraceShow(output, trace_path);
+  if (trace_convert->parsed()) code = TraceConvert(output, trace_path, trace_format, output_path);
   std::cout.flush();
   return code;
 }

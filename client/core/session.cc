@@ -484,6 +484,11 @@ class GrpcSession final : public Session {
       residency->set_residency(ToProto(report.states[i]));
     }
     if (report.send_trace && s.trace) Fill(out->mutable_trace(), *s.trace, s.trace_digest);
+    for (const trace::Section& section : report.mode_traces) {
+      v1::ModeTrace* mode_trace = out->add_mode_traces();
+      mode_trace->set_mode(static_cast<v1::TraceMode>(section.mode));
+      Fill(mode_trace->mutable_trace(), section.trace, policy::Digest(section.trace));
+    }
     v1::LinkRates* rates = out->mutable_measured_link();
     rates->set_load_bytes_per_second(s.measured.load);
     rates->set_unload_bytes_per_second(s.measured.unload);

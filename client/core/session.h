@@ -12,6 +12,7 @@
 #include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
 #include "runtime/policy/sampler.h"
+#include "runtime/trace/trace_file.h"
 
 namespace misa {
 
@@ -86,6 +87,7 @@ struct StepReport {
   uint64_t pool_backed_bytes = 0;
   uint64_t budget_serial = 0;  // of the change that was in force in the whole step
   bool send_trace = false;
+  std::vector<trace::Section> mode_traces;  // periods inside this step, to be sent
 };
 
 struct OfferedPlan {

@@ -25,7 +25,7 @@
 #include <unordered_map>
 
 #include "client/core/timeline.h"
-#include "client/torch/grouping.h"
+#include "runtime/modules/grouping.h"
 #include "client/torch/manager.h"
 #include "client/torch/metering_allocator.h"
 #include "runtime/memory/byte_size.h"

@@ -15,6 +15,7 @@
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
 #include "runtime/memory/byte_size.h"
+#include "runtime/trace/modes.h"
 
 namespace misa::torch_client {
 namespace {
@@ -871,6 +872,8 @@ void Manager::OnStep(StepSummary summary) {
   report.budget_serial = budget_serial_;
   if (!report.problem.empty()) Notice(report.problem);
   DecideGradients(*summary.trace);
+  // A step like one before has nothing new inside; the digests are read and written by this thread alone.
+  if (summary.trace_digest != last_trace_seen_) report.mode_traces = NewModeTraces(*summary.trace);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     report.statistics = std::move(finished_statistics_);
@@ -947,6 +950,19 @@ void Manager::ApplyBudget() {
     if (told_budget_.serial == 0) told_budget_ = {told, serial};
   }
   Notice("The budget stays " + FormatByteSize(before) + " for another step: " + error);
+}
+
+std::vector<trace::Section> Manager::NewModeTraces(const policy::Trace& step) {
+  std::vector<trace::FacetKind> kinds;
+  for (size_t i = 0; i < executor_->facet_count(); ++i) {
+    kinds.push_back(static_cast<trace::FacetKind>(executor_->facet(static_cast<uint32_t>(i))->kind));
+  }
+  std::vector<trace::Section> found = trace::FindModes(step, kinds);
+  std::erase_if(found, [&](const trace::Section& section) {
+    uint64_t& sent = mode_traces_sent_[section.mode];
+    return std::exchange(sent, policy::Digest(section.trace)) == sent;
+  });
+  return found;
 }
 
 // Where everything fits anyway, gradients stay in the memory autograd gave them: moving them costs a pass over each.

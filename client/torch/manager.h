@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,12 +17,16 @@
 #include "client/core/executor.h"
 #include "client/core/session.h"
 #include "client/torch/doors.h"
-#include "client/torch/grouping.h"
+#include "runtime/modules/grouping.h"
 #include "client/torch/managed_storage.h"
 #include "client/torch/observer.h"
 #include "runtime/policy/importance.h"
 
 namespace misa::torch_client {
+
+using modules::GroupParameters;
+using modules::ModuleGroup;
+using modules::ParameterShape;
 
 // When a module's optimizer step happens: at its next touch, as soon as its gradient is complete, or inside step().
 enum class StepMode : uint8_t { kDeferred, kInBackward, kEager };
@@ -190,6 +195,8 @@ class Manager final : public TouchHandler {
   bool GrowBudget(uint64_t smallest_bytes);
   void CheckParameters();
   void DecideGradients(const policy::Trace& trace);
+  // The periods inside a step that were not sent yet.
+  std::vector<trace::Section> NewModeTraces(const policy::Trace& step);
   void Notice(std::string sentence);
   static void OnStorageGone(void* context, Facet* facet, bool last);
 
@@ -226,6 +233,7 @@ class Manager final : public TouchHandler {
   std::condition_variable budget_told_;
   uint64_t last_trace_sent_ = 0;
   uint64_t last_trace_seen_ = 0;
+  std::map<trace::TraceMode, uint64_t> mode_traces_sent_;  // digests
   RunTotals totals_;
   uint64_t round_ = 0;
   std::vector<uint32_t> active_;

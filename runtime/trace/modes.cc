@@ -69,6 +69,11 @@ class StepReader {
     return std::any_of(step_.entries[entry].uses.begin(), step_.entries[entry].uses.end(),
                        [&](const Use& use) { return KindOf(use) == kind; });
   }
+  bool Writes(size_t entry, FacetKind kind) const {
+    return std::any_of(step_.entries[entry].uses.begin(), step_.entries[entry].uses.end(), [&](const Use& use) {
+      return KindOf(use) == kind && (use.access & policy::kWrite) != 0;
+    });
+  }
   bool Creates(size_t entry) const {
     return std::any_of(step_.entries[entry].uses.begin(), step_.entries[entry].uses.end(), [&](const Use& use) {
       return KindOf(use) == FacetKind::kGradients && (use.access & policy::kCreate) != 0;
@@ -153,26 +158,40 @@ class StepReader {
     return std::nullopt;
   }
 
-  std::optional<Trace> Accumulate() const {
+  // What repeats ends with the last gradient. Where gradients are no facets, it ends the step, or comes before an optimizer
+  // pass that does.
+  std::vector<size_t> BackwardEnds() const {
     const size_t count = groups_.size();
-    // An eager optimizer pass ends the step; what repeats lies before it.
     size_t end = count;
-    while (end > 0 && Has(end - 1, FacetKind::kOptimizer)) {
+    while (end > 0 && !Writes(end - 1, FacetKind::kGradients)) {
       --end;
     }
-    const size_t period = FindPeriod(std::span(groups_).first(end), 2, Smallest());
-    if (period > 0 && IsAccumulate(Look(end - period, end))) {
-      return Cut(end - period, end);
+    if (end > 0) {
+      return {end};
     }
-    // A single one beyond the first: it begins where the first has made its last gradient.
-    size_t begin = end;
-    while (begin > 0 && !Creates(begin - 1)) {
-      --begin;
+    size_t pass = 0;
+    while (pass < count && !Has(pass, FacetKind::kOptimizer)) {
+      ++pass;
     }
-    if (begin > 0 && period == 0) {
-      const Content content = Look(begin, end);
-      if (content.adds && IsAccumulate(content)) {
-        return Cut(begin, end);
+    return {count, pass};
+  }
+
+  std::optional<Trace> Accumulate() const {
+    for (const size_t end : BackwardEnds()) {
+      const size_t period = FindPeriod(std::span(groups_).first(end), 2, Smallest());
+      if (period > 0 && IsAccumulate(Look(end - period, end))) {
+        return Cut(end - period, end);
+      }
+      // A single one beyond the first: it begins where the first has made its last gradient.
+      size_t begin = end;
+      while (begin > 0 && !Creates(begin - 1)) {
+        --begin;
+      }
+      if (begin > 0 && period == 0) {
+        const Content content = Look(begin, end);
+        if (content.adds && IsAccumulate(content)) {
+          return Cut(begin, end);
+        }
       }
     }
     return std::nullopt;

@@ -18,6 +18,19 @@ constexpr double kMostWaitSeconds = 15;
 
 std::string Amount(uint64_t bytes) { return FormatByteSize(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
+// A trace's facets at their new places; false where one is gone.
+bool MoveFacets(const ModuleRegistry& registry, const std::vector<ModuleRegistry::Facet>& before, policy::Trace* trace) {
+  bool all = true;
+  for (policy::TraceEntry& entry : trace->entries) {
+    for (policy::Use& use : entry.uses) {
+      const std::optional<uint32_t> index = registry.Index(before[use.facet].id);
+      all = all && index.has_value();
+      use.facet = index.value_or(0);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 Core::Core(CoreOptions options, const std::vector<JournalEntry>& orphans, Now now, Effects* effects)
@@ -404,6 +417,11 @@ void Core::FinishRegister(Session* session) {
     session->tracker->Resize(count);
   }
   session->active.resize(count, session->mode == v1::MODE_EXACT);
+  if (layout_changed) {
+    std::erase_if(session->mode_traces, [&](trace::Section& section) {
+      return !MoveFacets(session->registry, before, &section.trace);
+    });
+  }
   if (layout_changed && session->has_trace) KeepTrace(session, before);
   if (session->mode == v1::MODE_SAMPLED) {
     if (session->reports == 0) {
@@ -430,13 +448,7 @@ void Core::FinishRegister(Session* session) {
 // Facets have other sizes or places now. The trace knows nothing of sizes, and a trainer whose steps stay as they were does
 // not send it again: it stays, with the new places. Where it uses a facet that is gone, a new one will come.
 void Core::KeepTrace(Session* session, const std::vector<ModuleRegistry::Facet>& before) {
-  for (policy::TraceEntry& entry : session->trace.entries) {
-    for (policy::Use& use : entry.uses) {
-      const std::optional<uint32_t> index = session->registry.Index(before[use.facet].id);
-      if (!index) session->has_trace = false;
-      use.facet = index.value_or(0);
-    }
-  }
+  session->has_trace = MoveFacets(session->registry, before, &session->trace);
   ++session->influence_serial;  // what is being computed is of before
   session->influence.clear();
   session->smallest_bytes = 0;

@@ -77,6 +77,7 @@ class Core {
   void Admin(CallId call, const v1::ListSessionsRequest& request);
   void Admin(CallId call, const v1::ListModulesRequest& request);
   void Admin(CallId call, const v1::CaptureSnapshotRequest& request);
+  void Admin(CallId call, const v1::GetTraceRequest& request);
   void Admin(CallId call, const v1::SetBudgetRequest& request);
   void Admin(CallId call, const v1::SetPolicyRequest& request);
   void Admin(CallId call, const v1::DrainRequest& request);
@@ -127,6 +128,7 @@ class Core {
   void FoldStatistics(Session* session, const v1::StepReport& report);
   void FoldSampler(Session* session, const v1::StepReport& report);
   void FoldTrace(Session* session, const v1::Trace& trace);
+  void FoldModeTrace(Session* session, const v1::ModeTrace& mode_trace);
   void FinishShrink(Session* session);
   void WantPlan(Session* session);
   void WantInfluence(Session* session);

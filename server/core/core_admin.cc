@@ -166,6 +166,42 @@ void Core::Admin(CallId call, const v1::CaptureSnapshotRequest&) {
   Answer(call, std::move(response));
 }
 
+void Core::Admin(CallId call, const v1::GetTraceRequest& request) {
+  const Session* session = nullptr;
+  for (const auto& [lease, candidate] : sessions_) {
+    if (candidate.attached() && candidate.name == request.session()) session = &candidate;
+  }
+  if (session == nullptr) {
+    Fail(call, {Code::kNotFound, "there is no session \"" + request.session() + "\"; misactl sessions lists those there are"});
+    return;
+  }
+  if (!session->has_trace) {
+    Fail(call, {Code::kPrecondition, "session " + session->name + " has no trace yet: its first step has not ended, or its "
+                                     "last trace was refused (misactl sessions says why)"});
+    return;
+  }
+  const policy::PlanInput input = MakeInput(*session, session->budget_bytes);
+  trace::TraceFile file;
+  file.label = "session " + session->name + (session->job.empty() ? "" : ", job " + session->job);
+  file.budget_bytes = input.budget_bytes;
+  file.reserve_bytes = input.reserve_bytes;
+  file.link = input.link;
+  for (const ModuleRegistry::Facet& facet : session->registry.facets()) {
+    file.facets.push_back(
+        {session->registry.modules()[facet.module].name(), static_cast<trace::FacetKind>(facet.kind), facet.bytes});
+  }
+  file.sections.push_back({trace::TraceMode::kTrain, session->trace});
+  file.sections.insert(file.sections.end(), session->mode_traces.begin(), session->mode_traces.end());
+  policy::Result<std::string> encoded = trace::Encode(file);
+  if (!encoded.ok()) {
+    Fail(call, {Code::kPrecondition, encoded.error});
+    return;
+  }
+  v1::GetTraceResponse response;
+  response.set_file(std::move(encoded.value));
+  Answer(call, std::move(response));
+}
+
 void Core::Admin(CallId call, const v1::SetBudgetRequest& request) {
   Session* session = nullptr;
   for (auto& [lease, candidate] : sessions_) {

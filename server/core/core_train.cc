@@ -27,6 +27,60 @@ bool Moved(double now, double before) { return before <= 0 || std::abs(now / bef
 
 double Sane(double seconds) { return std::isfinite(seconds) && seconds > 0 ? seconds : 0; }
 
+// A trainer's trace in dense facet indices, or why it is none.
+struct CheckedTrace {
+  std::string refusal;
+  policy::Trace by_index;
+  uint64_t digest = 0;  // over the trainer's own ids
+};
+
+CheckedTrace CheckTrace(const ModuleRegistry& registry, const v1::Trace& trace) {
+  CheckedTrace checked;
+  const auto refuse = [&](const std::string& sentence) {
+    checked.refusal = sentence;
+    return checked;
+  };
+  if (trace.entries_size() == 0) return refuse("it has no entries");
+  if (static_cast<size_t>(trace.entries_size()) > kMaxTraceEntries) {
+    return refuse("it has " + std::to_string(trace.entries_size()) + " entries, and the most is " +
+                  std::to_string(kMaxTraceEntries));
+  }
+  policy::Trace by_id;
+  by_id.entries.reserve(trace.entries_size());
+  checked.by_index.entries.reserve(trace.entries_size());
+  for (int at = 0; at < trace.entries_size(); ++at) {
+    const v1::TraceEntry& entry = trace.entries(at);
+    if (entry.facets_size() != entry.access_size()) {
+      return refuse("position " + std::to_string(at) + " has " + std::to_string(entry.facets_size()) + " facets and " +
+                    std::to_string(entry.access_size()) + " access flags");
+    }
+    policy::TraceEntry id_entry;
+    id_entry.compute_seconds = entry.compute_seconds();
+    id_entry.other_bytes = entry.other_bytes();
+    policy::TraceEntry index_entry = id_entry;
+    for (int use = 0; use < entry.facets_size(); ++use) {
+      const std::optional<uint32_t> index = registry.Index(entry.facets(use));
+      const uint32_t access = entry.access(use);
+      if (!index) {
+        return refuse("position " + std::to_string(at) + " uses facet " + std::to_string(entry.facets(use)) +
+                      ", which is not registered");
+      }
+      if (access == 0 || access > 15) {
+        return refuse("position " + std::to_string(at) + " has the unknown access flags " + std::to_string(access));
+      }
+      id_entry.uses.push_back({entry.facets(use), static_cast<uint8_t>(access)});
+      index_entry.uses.push_back({*index, static_cast<uint8_t>(access)});
+    }
+    by_id.entries.push_back(std::move(id_entry));
+    checked.by_index.entries.push_back(std::move(index_entry));
+  }
+  checked.digest = policy::Digest(by_id);
+  if (trace.digest() != 0 && trace.digest() != checked.digest) {
+    return refuse("its digest is not that of its entries; trainer and daemon may be of different versions");
+  }
+  return checked;
+}
+
 }  // namespace
 
 void Core::On(const TrainOpened& event) {
@@ -100,6 +154,7 @@ void Core::FoldReport(Session* session, const v1::StepReport& report) {
   ++session->steps_since_plan;
   session->last = report;
   session->last.clear_trace();
+  session->last.clear_mode_traces();
   session->last.clear_statistics();
   session->last.clear_residency();
 
@@ -139,6 +194,7 @@ void Core::FoldReport(Session* session, const v1::StepReport& report) {
   if (session->mode == v1::MODE_SAMPLED) FoldSampler(session, report);
   FinishShrink(session);
 
+  for (const v1::ModeTrace& mode_trace : report.mode_traces()) FoldModeTrace(session, mode_trace);
   if (report.has_trace()) {
     FoldTrace(session, report.trace());
   } else if (session->has_trace && session->steps_since_plan >= kStepsBeforeReplan && LinkMoved(*session)) {
@@ -213,57 +269,40 @@ void Core::FoldSampler(Session* session, const v1::StepReport& report) {
 }
 
 void Core::FoldTrace(Session* session, const v1::Trace& trace) {
-  const auto fail = [&](const std::string& sentence) {
-    Problem(session, "plan_failed", "the trace was refused: " + sentence);
-  };
-  if (trace.entries_size() == 0) return fail("it has no entries");
-  if (static_cast<size_t>(trace.entries_size()) > kMaxTraceEntries) {
-    return fail("it has " + std::to_string(trace.entries_size()) + " entries, and the most is " +
-                std::to_string(kMaxTraceEntries));
-  }
-  policy::Trace by_id;
-  policy::Trace by_index;
-  by_id.entries.reserve(trace.entries_size());
-  by_index.entries.reserve(trace.entries_size());
-  for (int at = 0; at < trace.entries_size(); ++at) {
-    const v1::TraceEntry& entry = trace.entries(at);
-    if (entry.facets_size() != entry.access_size()) {
-      return fail("position " + std::to_string(at) + " has " + std::to_string(entry.facets_size()) + " facets and " +
-                  std::to_string(entry.access_size()) + " access flags");
-    }
-    policy::TraceEntry id_entry;
-    id_entry.compute_seconds = entry.compute_seconds();
-    id_entry.other_bytes = entry.other_bytes();
-    policy::TraceEntry index_entry = id_entry;
-    for (int use = 0; use < entry.facets_size(); ++use) {
-      const std::optional<uint32_t> index = session->registry.Index(entry.facets(use));
-      const uint32_t access = entry.access(use);
-      if (!index) {
-        return fail("position " + std::to_string(at) + " uses facet " + std::to_string(entry.facets(use)) +
-                    ", which is not registered");
-      }
-      if (access == 0 || access > 15) {
-        return fail("position " + std::to_string(at) + " has the unknown access flags " + std::to_string(access));
-      }
-      id_entry.uses.push_back({entry.facets(use), static_cast<uint8_t>(access)});
-      index_entry.uses.push_back({*index, static_cast<uint8_t>(access)});
-    }
-    by_id.entries.push_back(std::move(id_entry));
-    by_index.entries.push_back(std::move(index_entry));
-  }
-  const uint64_t digest = policy::Digest(by_id);
-  if (trace.digest() != 0 && trace.digest() != digest) {
-    return fail("its digest is not that of its entries; trainer and daemon may be of different versions");
+  CheckedTrace checked = CheckTrace(session->registry, trace);
+  if (!checked.refusal.empty()) {
+    Problem(session, "plan_failed", "the trace was refused: " + checked.refusal);
+    return;
   }
   session->has_trace = true;
-  session->trace = std::move(by_index);
-  session->trace_digest = digest;
+  session->trace = std::move(checked.by_index);
+  session->trace_digest = checked.digest;
   session->plan_failures = 0;
   session->smallest_bytes = policy::SmallestBudget(MakeInput(*session, session->budget_bytes));
   session->influence.clear();
   arbitrate_ = true;
   WantPlan(session);
   WantInfluence(session);
+}
+
+void Core::FoldModeTrace(Session* session, const v1::ModeTrace& mode_trace) {
+  const auto mode = static_cast<trace::TraceMode>(mode_trace.mode());
+  CheckedTrace checked = CheckTrace(session->registry, mode_trace.trace());
+  if (checked.refusal.empty() && mode != trace::TraceMode::kEval && mode != trace::TraceMode::kAccumulate) {
+    checked.refusal = "a part of a step is of evaluation or accumulation, and this one is of mode " +
+                      std::to_string(mode_trace.mode());
+  }
+  if (!checked.refusal.empty()) {
+    Problem(session, "trainer_problem", "the trace of a mode was refused: " + checked.refusal);
+    return;
+  }
+  const auto known = std::find_if(session->mode_traces.begin(), session->mode_traces.end(),
+                                  [&](const trace::Section& section) { return section.mode == mode; });
+  if (known == session->mode_traces.end()) {
+    session->mode_traces.push_back({mode, std::move(checked.by_index)});
+  } else {
+    known->trace = std::move(checked.by_index);
+  }
 }
 
 policy::LinkRates Core::EffectiveLink(const Session& session) const {

@@ -50,7 +50,7 @@ struct Release {
 using Response =
     std::variant<std::monostate, v1::AttachResponse, v1::RegisterModulesResponse, v1::DetachResponse,
                  v1::GetNodeResponse, v1::ListSessionsResponse, v1::ListModulesResponse, v1::CaptureSnapshotResponse,
-                 v1::SetBudgetResponse, v1::SetPolicyResponse, v1::DrainResponse, Figures>;
+                 v1::GetTraceResponse, v1::SetBudgetResponse, v1::SetPolicyResponse, v1::DrainResponse, Figures>;
 struct Reply {
   CallId call = 0;
   Error error;

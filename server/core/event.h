@@ -109,7 +109,7 @@ struct OrphanEnded {
 struct AdminCall {
   CallId call = 0;
   std::variant<v1::GetNodeRequest, v1::ListSessionsRequest, v1::ListModulesRequest, v1::CaptureSnapshotRequest,
-               v1::SetBudgetRequest, v1::SetPolicyRequest, v1::DrainRequest>
+               v1::GetTraceRequest, v1::SetBudgetRequest, v1::SetPolicyRequest, v1::DrainRequest>
       request;
 };
 // A scrape wants the core's figures.

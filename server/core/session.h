@@ -12,6 +12,7 @@
 #include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
 #include "runtime/policy/sampler.h"
+#include "runtime/trace/trace_file.h"
 #include "server/core/event.h"
 #include "server/errors.h"
 
@@ -126,6 +127,7 @@ struct Session {
   bool has_trace = false;
   policy::Trace trace;  // by dense facet index
   uint64_t trace_digest = 0;
+  std::vector<trace::Section> mode_traces;  // of evaluation and accumulation, by dense facet index
   bool plan_in_flight = false;
   bool plan_wanted = false;  // something changed while one was being made
   uint64_t plan_serial = 0;

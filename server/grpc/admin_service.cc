@@ -151,6 +151,11 @@ grpc::ServerUnaryReactor* AdminService::CaptureSnapshot(grpc::CallbackServerCont
   return Unary(context, calls_, response, [&](CallId call) { return AdminCall{call, *request}; });
 }
 
+grpc::ServerUnaryReactor* AdminService::GetTrace(grpc::CallbackServerContext* context, const v1::GetTraceRequest* request,
+                                                 v1::GetTraceResponse* response) {
+  return Unary(context, calls_, response, [&](CallId call) { return AdminCall{call, *request}; });
+}
+
 grpc::ServerUnaryReactor* AdminService::SetBudget(grpc::CallbackServerContext* context, const v1::SetBudgetRequest* request,
                                                   v1::SetBudgetResponse* response) {
   return Unary(context, calls_, response, [&](CallId call) { return AdminCall{call, *request}; });

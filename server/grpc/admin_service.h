@@ -28,6 +28,8 @@ class AdminService final : public v1::AdminService::CallbackService {
                                                    const v1::WatchEventsRequest* request) override;
   grpc::ServerUnaryReactor* CaptureSnapshot(grpc::CallbackServerContext* context, const v1::CaptureSnapshotRequest* request,
                                             v1::CaptureSnapshotResponse* response) override;
+  grpc::ServerUnaryReactor* GetTrace(grpc::CallbackServerContext* context, const v1::GetTraceRequest* request,
+                                     v1::GetTraceResponse* response) override;
   grpc::ServerUnaryReactor* SetBudget(grpc::CallbackServerContext* context, const v1::SetBudgetRequest* request,
                                       v1::SetBudgetResponse* response) override;
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context, const v1::SetPolicyRequest* request,

@@ -110,6 +110,58 @@ TEST_F(CoreTrainTest, RefusesTracesThatMakeNoSense) {
   EXPECT_EQ(h_.CountEvents("plan_failed"), 3);
 }
 
+TEST_F(CoreTrainTest, GivesTheTraceAsAFile) {
+  Begin();
+  const auto get = [&](const std::string& name) {
+    v1::GetTraceRequest request;
+    request.set_session(name);
+    h_.Handle(AdminCall{h_.NewCall(), request});
+    return h_.last_reply().error;
+  };
+  EXPECT_THAT(get("s1").sentence, HasSubstr("has no trace yet"));
+  EXPECT_EQ(get("s9").code, Code::kNotFound);
+  Trace();
+  ASSERT_TRUE(get("s1").ok());
+  const auto file = trace::Decode(h_.last<v1::GetTraceResponse>().file());
+  ASSERT_EQ(file.error, "");
+  EXPECT_EQ(file.value.budget_bytes, 4 * kMiB);
+  ASSERT_EQ(file.value.facets.size(), 6u);
+  EXPECT_EQ(file.value.facets[2], (trace::FacetInfo{"m2", trace::FacetKind::kWeights, kMiB}));
+  ASSERT_EQ(file.value.sections.size(), 1u);
+  EXPECT_EQ(file.value.sections[0].trace.entries.size(), 12u);
+  EXPECT_EQ(file.value.sections[0].trace.entries[6].uses[0].facet, 5u);
+}
+
+TEST_F(CoreTrainTest, KeepsTheTraceOfEachMode) {
+  Begin();
+  Trace();
+  v1::StepReport report;
+  v1::ModeTrace* eval = report.add_mode_traces();
+  eval->set_mode(v1::TRACE_MODE_EVAL);
+  *eval->mutable_trace() = MakeTrace(4);
+  Report(report);
+  *report.mutable_mode_traces(0)->mutable_trace() = MakeTrace(3);
+  Report(report);
+  EXPECT_EQ(h_.sent.size(), 1u);  // no plan follows from them
+  v1::GetTraceRequest request;
+  request.set_session("s1");
+  h_.Handle(AdminCall{h_.NewCall(), request});
+  const auto file = trace::Decode(h_.last<v1::GetTraceResponse>().file());
+  ASSERT_EQ(file.error, "");
+  ASSERT_EQ(file.value.sections.size(), 2u);
+  EXPECT_EQ(file.value.Find(trace::TraceMode::kTrain)->trace.entries.size(), 12u);
+  EXPECT_EQ(file.value.Find(trace::TraceMode::kEval)->trace.entries.size(), 6u);
+  // What makes no sense is refused, and the one before stays.
+  report.mutable_mode_traces(0)->mutable_trace()->mutable_entries(0)->set_facets(0, 999);
+  Report(report);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("facet 999, which is not registered"));
+  report.mutable_mode_traces(0)->set_mode(v1::TRACE_MODE_TRAIN);
+  *report.mutable_mode_traces(0)->mutable_trace() = MakeTrace(6);
+  Report(report);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("of mode 1"));
+  EXPECT_EQ(h_.CountEvents("plan_failed"), 0);
+}
+
 TEST_F(CoreTrainTest, PlansAgainWhenTheLinkHasMoved) {
   Begin();
   Trace();

@@ -1,5 +1,7 @@
 #include "client/cli/commands.h"
 
+#include "client/cli/trace_commands.h"
+
 #include <unistd.h>
 
 #include <cstdio>
@@ -68,6 +70,16 @@ class FakeAdmin final : public v1::AdminService::Service {
   grpc::Status SetBudget(grpc::ServerContext*, const v1::SetBudgetRequest* request, v1::SetBudgetResponse*) override {
     std::lock_guard lock(mutex_);
     budgets_[request->session()] = request->automatic() ? kAutomatic : request->budget_bytes();
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetTrace(grpc::ServerContext*, const v1::GetTraceRequest* request,
+                        v1::GetTraceResponse* response) override {
+    if (request->session() != "s1") return grpc::Status(grpc::StatusCode::NOT_FOUND, "there is no such session");
+    trace::TraceFile file;
+    file.facets = {{"m", trace::FacetKind::kWeights, 64}};
+    file.sections = {{trace::TraceMode::kTrain, {{{{{0, policy::kRead}}, 0.5, 0}}}}};
+    response->set_file(trace::Encode(file).value);
     return grpc::Status::OK;
   }
 
@@ -159,6 +171,17 @@ TEST_F(CommandsTest, BudgetReadsHumanSizes) {
   EXPECT_EQ(admin_.budget("s2"), decltype(admin_)::kAutomatic);
   EXPECT_EQ(Budget(client_, output_, "s1", "lots"), kExitNoDaemon);
   EXPECT_THAT(error_.str(), HasSubstr("\"lots\" is not a size in bytes"));
+}
+
+TEST_F(CommandsTest, RecordsATrace) {
+  Folder folder;
+  const std::string path = folder.path() + "/a.trace";
+  EXPECT_EQ(TraceRecord(client_, output_, "s1", path), kExitDone);
+  EXPECT_EQ(out_.str(), path + ": train 1 positions, " + std::to_string(std::filesystem::file_size(path)) + "B\n");
+  EXPECT_EQ(ReadTrace(path).error, "");
+  EXPECT_EQ(TraceRecord(client_, output_, "s2", path + "2"), kExitRefused);
+  EXPECT_THAT(error_.str(), HasSubstr("no such session"));
+  EXPECT_FALSE(std::filesystem::exists(path + "2"));
 }
 
 TEST_F(CommandsTest, HealthIsServing) {

@@ -55,7 +55,10 @@ struct Steps {
       Backward(i == 0);
     }
     if (optimizer == kEager) {
-      for (uint32_t m = 0; m < kModules; ++m) Update(m);
+      for (uint32_t m = 0; m < kModules; ++m) {
+        Update(m);
+        trace.entries.push_back({{{3 * m, policy::kRead | policy::kWrite}}, 1, 0});  // as optimizers of several passes do
+      }
     }
     return *this;
   }

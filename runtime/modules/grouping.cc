@@ -1,11 +1,11 @@
-#include "client/torch/grouping.h"
+#include "runtime/modules/grouping.h"
 
 #include <algorithm>
 #include <cctype>
 #include <map>
 #include <set>
 
-namespace misa::torch_client {
+namespace misa::modules {
 namespace {
 
 // A matrix smaller than this is not worth a residency of its own.
@@ -119,4 +119,4 @@ std::vector<ModuleGroup> GroupParameters(const std::vector<ParameterShape>& para
   return groups;
 }
 
-}  // namespace misa::torch_client
+}  // namespace misa::modules

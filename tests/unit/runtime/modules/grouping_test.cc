@@ -1,4 +1,4 @@
-#include "client/torch/grouping.h"
+#include "runtime/modules/grouping.h"
 
 #include <gmock/gmock.h>
 
@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-namespace misa::torch_client {
+namespace misa::modules {
 namespace {
 
 using ::testing::ElementsAre;
@@ -161,4 +161,4 @@ TEST(Grouping, IsTheSameEveryTime) {
 }
 
 }  // namespace
-}  // namespace misa::torch_client
+}  // namespace misa::modules

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace misa::torch_client {
+namespace misa::modules {
 
 struct ParameterShape {
   std::string name;
@@ -27,4 +27,4 @@ std::vector<ModuleGroup> GroupParameters(const std::vector<ParameterShape>& para
 // What a matrix is, from the last parts of its name; "matrix" where nothing is known.
 std::string KindOf(const std::string& name);
 
-}  // namespace misa::torch_client
+}  // namespace misa::modules
