@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-ecosystem lint clean
+.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-ecosystem package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ bench-observer: build ## what the touch observer costs (BENCH_ARGS)
 
 bench-ecosystem: build ## beside Accelerate's disk offload and torch's mapped files, without a GPU (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.ecosystem $(BENCH_ARGS)
+
+package: setup ## the wheel, installed into an empty folder and trained with
+	@tools/package.sh
 
 lint: ## formatting and syntax
 	@tools/setup.sh lint
