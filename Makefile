@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-ecosystem bench-policy lint clean
+.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-ecosystem bench-policy package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,9 @@ bench-ecosystem: build ## beside Accelerate's disk offload and torch's mapped fi
 
 bench-policy: build ## the planner beside the bound, cache policies and the exact optimum (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.policy $(BENCH_ARGS)
+
+package: setup ## the wheel, installed into an empty folder and trained with
+	@tools/package.sh
 
 lint: ## formatting and syntax
 	@tools/setup.sh lint

@@ -115,6 +115,12 @@ Facet* Executor::AddFacet(uint32_t module, FacetKind kind, uint64_t bytes, uint6
   return facets_.back().get();
 }
 
+void Executor::Describe(Facet* facet, uint32_t module, std::string name) {
+  Lock lock(mutex_);
+  facet->module = module;
+  facet->name = std::move(name);
+}
+
 // ---------------------------------------------------------------------------------------------------------- uses
 
 std::string Executor::Use(const policy::Use* uses, size_t count, bool position) {

@@ -108,6 +108,8 @@ class Executor {
   // A facet without content. Address space is reserved here; nullptr and *error where there is none left.
   Facet* AddFacet(uint32_t module, FacetKind kind, uint64_t bytes, uint64_t disk_offset, std::string name,
                   std::string* error);
+  // The facet belongs to this module from now on, and sentences call it so.
+  void Describe(Facet* facet, uint32_t module, std::string name);
   Facet* facet(uint32_t id) { return facets_[id].get(); }
   size_t facet_count() const { return facets_.size(); }
   ChunkSpace& space() { return *space_; }

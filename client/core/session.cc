@@ -15,7 +15,9 @@
 #include <utility>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <mutex>
+#include <set>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -248,6 +250,7 @@ class GrpcSession final : public Session {
   std::string Register(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes, int* disk_fd) override {
     *disk_fd = -1;
     v1::RegisterModulesRequest request;
+    disk_bytes_ = std::max(disk_bytes_, disk_bytes);
     request.set_disk_bytes(disk_bytes);
     for (const ModuleDescription& m : modules) {
       v1::Module* out = request.add_modules();
@@ -267,12 +270,32 @@ class GrpcSession final : public Session {
     Prepare(&context, options_.deadline_seconds);
     const grpc::Status status = stub_->RegisterModules(&context, request, &response);
     if (!status.ok()) return Sentence("The modules could not be registered", status);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const ModuleDescription& m : modules) {
+        for (const auto& f : m.facets) registered_.insert(f.id);
+      }
+    }
     if (!have_disk_) {
       const std::string error = lease_.TakeFd("disk", disk_fd);
       if (!error.empty()) return error;
       have_disk_ = true;
     }
     return "";
+  }
+
+  std::string ResumeSampler(const std::string& state) override {
+    if (!alive_) return "";
+    v1::RegisterModulesRequest request;
+    request.set_disk_bytes(disk_bytes_);
+    request.set_sampler_state(state);
+    v1::RegisterModulesResponse response;
+    grpc::ClientContext context;
+    Prepare(&context, options_.deadline_seconds);
+    const grpc::Status status = stub_->RegisterModules(&context, request, &response);
+    // A daemon that is gone checks no draws; that costs nothing.
+    if (status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE) return "";
+    return Sentence("The daemon did not take the sampler's state", status);
   }
 
   void StartTraining(std::function<std::string(const OfferedPlan&)> on_plan, std::function<void(uint64_t, uint64_t)> on_budget,
@@ -439,20 +462,22 @@ class GrpcSession final : public Session {
   void Write() {
     for (;;) {
       StepReport report;
+      std::set<uint32_t> registered;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         filled_.wait(lock, [this] { return !queue_.empty() || closed_ || !alive_; });
         if (queue_.empty() || !alive_) return;
         report = std::move(queue_.front());
         queue_.pop_front();
+        registered = registered_;
       }
-      const v1::TrainRequest request = ToMessage(report);
+      const v1::TrainRequest request = ToMessage(report, registered);
       std::lock_guard<std::mutex> lock(write_mutex_);
       if (!stream_->Write(request)) return;
     }
   }
 
-  static v1::TrainRequest ToMessage(const StepReport& report) {
+  static v1::TrainRequest ToMessage(const StepReport& report, const std::set<uint32_t>& registered) {
     v1::TrainRequest request;
     v1::StepReport* out = request.mutable_report();
     const StepSummary& s = report.summary;
@@ -479,6 +504,7 @@ class GrpcSession final : public Session {
       statistics->set_count(m.statistics.count);
     }
     for (size_t i = 0; i < report.states.size(); ++i) {
+      if (!registered.contains(static_cast<uint32_t>(i))) continue;  // of a model under construction, and gone
       v1::FacetResidency* residency = out->add_residency();
       residency->set_facet(static_cast<uint32_t>(i));
       residency->set_residency(ToProto(report.states[i]));
@@ -509,6 +535,8 @@ class GrpcSession final : public Session {
   std::unique_ptr<PrivateDaemon> private_;
   int chunks_ = -1;
   bool have_disk_ = false;
+  uint64_t disk_bytes_ = 0;
+  std::set<uint32_t> registered_;  // ids of facets; guarded by mutex_
   std::unique_ptr<v1::ControlService::Stub> stub_;
 
   std::unique_ptr<grpc::ClientContext> context_;

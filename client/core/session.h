@@ -110,6 +110,9 @@ class Session {
   // Reserves disk_bytes in all and names the modules. On the first success *disk_fd is the session's file, which the
   // caller owns; -1 later. A sentence on failure; what was reserved before stays.
   virtual std::string Register(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes, int* disk_fd) = 0;
+  // Where this trainer goes on with an earlier run's sampler: its state (ModuleSampler::Serialize), so that the daemon's
+  // mirror goes on from there too. A sentence where the daemon does not take it; without one alive "" and nothing.
+  virtual std::string ResumeSampler(const std::string& state) = 0;
   // Starts the stream. The callbacks run on a thread of the session; on_plan returns "" or why it refused.
   virtual void StartTraining(std::function<std::string(const OfferedPlan&)> on_plan,
                              std::function<void(uint64_t budget_bytes, uint64_t serial)> on_budget,

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "client/core/meter.h"
 #include "client/core/timeline.h"
@@ -91,15 +92,27 @@ class PlainDispatch {
   std::unique_ptr<at::ThreadLocalState> saved_;
 };
 
+// name, tensor, bytes of state, bytes of a step
+using ParameterTuples = std::vector<std::tuple<std::string, at::Tensor, uint64_t, uint64_t>>;
+
+std::vector<ParameterInput> Inputs(const ParameterTuples& parameters) {
+  std::vector<ParameterInput> inputs;
+  for (const auto& [name, tensor, bytes, room] : parameters) inputs.push_back({name, tensor, bytes, room});
+  return inputs;
+}
+
+StepMode StepModeOf(const std::string& step) {
+  return step == "in_backward" ? StepMode::kInBackward : step == "eager" ? StepMode::kEager : StepMode::kDeferred;
+}
+
 void BindManager(py::module_& m) {
   py::class_<Manager>(m, "Manager")
-      .def(py::init([](const std::vector<std::tuple<std::string, at::Tensor, uint64_t, uint64_t>>& parameters,
-                       uint64_t budget, bool elastic, uint64_t least, double weight, const std::string& mode, const std::string& step, const std::string& daemon,
+      // Without parameters (None) the model is still to be made.
+      .def(py::init([](const std::optional<ParameterTuples>& parameters, uint64_t budget, bool elastic, uint64_t least,
+                       double weight, const std::string& mode, const std::string& step, const std::string& daemon,
                        const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
                        const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
                        bool stress, bool demand_only, double wait_seconds, bool existing_state) {
-             std::vector<ParameterInput> inputs;
-             for (const auto& [name, tensor, bytes, room] : parameters) inputs.push_back({name, tensor, bytes, room});
              ManagerOptions options;
              options.session.budget_bytes = budget;
              options.session.elastic = elastic;
@@ -116,18 +129,19 @@ void BindManager(py::module_& m) {
              options.session.daemon_binary = daemon_binary;
              options.session.chunk_bytes = chunk_bytes;
              options.session.sampling = sampling;
-             options.step = step == "in_backward" ? StepMode::kInBackward
-                            : step == "eager"     ? StepMode::kEager
-                                                  : StepMode::kDeferred;
+             options.step = StepModeOf(step);
              options.executor.stress = stress;
              options.executor.demand_only = demand_only;
              options.executor.wait_seconds = wait_seconds;
              options.existing_state = existing_state;
+             std::vector<ParameterInput> inputs;
+             if (parameters) inputs = Inputs(*parameters);
              std::string error;
              std::unique_ptr<Manager> manager;
              {
                py::gil_scoped_release release;
-               manager = Manager::Create(std::move(inputs), std::move(options), &error);
+               manager = parameters ? Manager::Create(std::move(inputs), std::move(options), &error)
+                                    : Manager::CreateEmpty(std::move(options), &error);
              }
              Check(error);
              manager->SetWaitGuard([](const std::function<void()>& wait) {
@@ -145,6 +159,28 @@ void BindManager(py::module_& m) {
            py::arg("job"), py::arg("runtime_directory"), py::arg("disk_directory"), py::arg("daemon_binary"),
            py::arg("chunk_bytes"), py::arg("sampling"), py::arg("stress"), py::arg("demand_only"),
            py::arg("wait_seconds"), py::arg("existing_state"))
+      .def("adopt_created",
+           [](Manager& self, const std::vector<at::Tensor>& tensors) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.AdoptCreated(tensors);
+             }
+             Check(error);
+           })
+      .def(
+          "take",
+          [](Manager& self, const ParameterTuples& parameters, const std::string& step, bool existing_state) {
+            std::vector<ParameterInput> inputs = Inputs(parameters);
+            std::string error;
+            {
+              py::gil_scoped_release release;
+              error = self.Take(std::move(inputs), StepModeOf(step), existing_state);
+            }
+            Check(error);
+          },
+          py::kw_only(), py::arg("parameters"), py::arg("step"), py::arg("existing_state"))
+      .def("is_growing", &Manager::is_growing)
       .def("set_stepper",
            [](Manager& self, py::object call) {
              auto held = Hold(std::move(call));
@@ -218,6 +254,25 @@ void BindManager(py::module_& m) {
              }
              Check(error);
            })
+      .def("adopt_loaded",
+           [](Manager& self, uint32_t module) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.AdoptLoaded(module);
+             }
+             Check(error);
+           })
+      .def("reset_trace", &Manager::ResetTrace, py::call_guard<py::gil_scoped_release>())
+      .def("resume_sampler",
+           [](Manager& self, const std::string& state) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.ResumeSampler(state);
+             }
+             Check(error);
+           })
       .def("fresh_parameters", &Manager::FreshParameters)
       .def("settle", &Manager::Settle)
       .def("let_go", &Manager::LetGo)
@@ -242,6 +297,19 @@ void BindManager(py::module_& m) {
              Check(error);
            })
       .def("unpin", &Manager::Unpin)
+      .def(
+          "hold",
+          [](Manager& self, const at::Storage& storage, bool write) {
+            std::string error;
+            {
+              py::gil_scoped_release release;
+              error = self.Hold(storage, write);
+            }
+            Check(error);
+          },
+          py::arg("storage"), py::arg("write"))
+      .def("let_go_of", &Manager::LetGoOf)
+      .def("address_of", &Manager::AddressOf)
       .def("is_managed", &Manager::IsManaged)
       .def("module_of", &Manager::ModuleOf)
       .def("release",

@@ -56,13 +56,14 @@ bool StorageTable::Insert(const c10::StorageImpl* key, Slot* value) {
   }
 }
 
-void StorageTable::Erase(const c10::StorageImpl* key) {
+void StorageTable::Erase(const c10::StorageImpl* key, const Slot* value) {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t i = Hash(key);
   while (keys_[i & mask_].load(std::memory_order_relaxed) != key) {
     if (keys_[i & mask_].load(std::memory_order_relaxed) == nullptr) return;
     ++i;
   }
+  if (values_[i & mask_].load(std::memory_order_relaxed) != value) return;
   values_[i & mask_].store(nullptr, std::memory_order_release);
   keys_[i & mask_].store(Tombstone(), std::memory_order_release);
   // A tombstone before an empty place ends no chain: it can be emptied, and so can those before it.
@@ -84,15 +85,13 @@ std::string StorageKeeper::Bind(c10::StorageImpl* storage, Facet* facet, uint64_
   slot->storage = storage;
   slot->offset = offset;
   slot->bytes = storage->nbytes();
-  slot->away_message = what +
-                       " is managed by misa and not on the device now. An operator brings it back by itself; "
-                       "for its raw data use it inside `with misa.resident(tensor):`. Its content is safe.";
+  slot->away_message = AwayMessage(what);
   Slot* raw = slot.get();
+  char* target = facet->address + offset;
+  if (!copied && slot->bytes > 0) std::memcpy(target, storage->data(), slot->bytes);
   if (!StorageTable::Get().Insert(storage, raw)) {
     return "More storages are managed than misa can keep (65536): " + what + " stays in ordinary memory.";
   }
-  char* target = facet->address + offset;
-  if (!copied) std::memcpy(target, storage->data(), slot->bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (slots_.size() <= facet->id) slots_.resize(facet->id + 1);
@@ -103,11 +102,25 @@ std::string StorageKeeper::Bind(c10::StorageImpl* storage, Facet* facet, uint64_
   return "";
 }
 
+std::string StorageKeeper::AwayMessage(const std::string& what) {
+  return what +
+         " is managed by misa and not on the device now. An operator brings it back by itself; for its raw data use it "
+         "inside `with misa.resident(tensor):`. Its content is safe.";
+}
+
+void StorageKeeper::Rename(c10::StorageImpl* storage, const std::string& what) {
+  Slot* slot = StorageTable::Get().Find(storage);
+  if (slot == nullptr) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  slot->away_message = AwayMessage(what);
+  if (ThrowFlag(*storage)) storage->release_data_and_set_meta_custom_data_ptr_error_msg_(slot->away_message);
+}
+
 void StorageKeeper::OnDelete(void* context) {
   Slot* slot = static_cast<Slot*>(context);
   StorageKeeper* keeper = slot->keeper;
   Facet* facet = slot->facet;
-  StorageTable::Get().Erase(slot->storage);
+  StorageTable::Get().Erase(slot->storage, slot);
   bool last = false;
   {
     std::lock_guard<std::mutex> lock(keeper->mutex_);
@@ -178,6 +191,31 @@ std::vector<c10::StorageImpl*> StorageKeeper::StoragesOf(const Facet& facet) {
   if (slots_.size() <= facet.id) return storages;
   for (const auto& slot : slots_[facet.id]) storages.push_back(slot->storage);
   return storages;
+}
+
+uint64_t StorageKeeper::FirstFit(const Facet& facet, uint64_t bytes, uint64_t alignment) {
+  const auto align = [alignment](uint64_t value) { return (value + alignment - 1) / alignment * alignment; };
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::pair<uint64_t, uint64_t>> taken;
+  if (facet.id < slots_.size()) {
+    for (const auto& slot : slots_[facet.id]) taken.emplace_back(slot->offset, slot->offset + align(slot->bytes));
+  }
+  std::sort(taken.begin(), taken.end());
+  uint64_t offset = 0;
+  for (const auto& [begin, end] : taken) {
+    if (offset + align(bytes) <= begin) break;
+    offset = std::max(offset, end);
+  }
+  return offset + align(bytes) <= facet.bytes ? offset : facet.bytes;
+}
+
+uint64_t StorageKeeper::UsedBytes(const Facet& facet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t bytes = 0;
+  if (facet.id < slots_.size()) {
+    for (const auto& slot : slots_[facet.id]) bytes += slot->bytes;
+  }
+  return bytes;
 }
 
 bool StorageKeeper::Occupied(const Facet& facet, uint64_t offset) {

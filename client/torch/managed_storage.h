@@ -42,7 +42,8 @@ class StorageTable {
   }
   // False where the table is full (a limit of kCapacity / 2 storages).
   bool Insert(const c10::StorageImpl* key, Slot* value);
-  void Erase(const c10::StorageImpl* key);
+  // Forgets the key where it is still this slot's; it may have another one by now.
+  void Erase(const c10::StorageImpl* key, const Slot* value);
   static StorageTable& Get();
 
  private:
@@ -65,7 +66,8 @@ class StorageKeeper final : public FacetOwner {
   StorageKeeper(Gone gone, void* context) : gone_(gone), context_(context) {}
 
   // Moves the storage's content to the facet at `offset` and points it there; the old memory is freed. The facet is
-  // present, pinned and attached. With `copied` the content is there already. A sentence where it cannot be managed.
+  // present, pinned and attached. With `copied` the content is there already. A storage of another facet, present and
+  // pinned too, leaves that one. A sentence where it cannot be managed.
   std::string Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what, bool copied);
   // Gives the storage memory of its own again, with its content, and forgets it. The facet is present and pinned.
   void Unbind(c10::StorageImpl* storage);
@@ -75,6 +77,13 @@ class StorageKeeper final : public FacetOwner {
   std::vector<c10::StorageImpl*> StoragesOf(const Facet& facet);
   // A storage lives at this offset.
   bool Occupied(const Facet& facet, uint64_t offset);
+  // The lowest offset with room for that many bytes between the facet's storages, each at a multiple of `alignment`; the
+  // facet's size where there is none.
+  uint64_t FirstFit(const Facet& facet, uint64_t bytes, uint64_t alignment);
+  // Bytes of the facet that storages have.
+  uint64_t UsedBytes(const Facet& facet);
+  // From now on sentences call the storage so.
+  void Rename(c10::StorageImpl* storage, const std::string& what);
 
   // For fork(): between both calls no storage changes.
   void Lock() { mutex_.lock(); }
@@ -88,6 +97,7 @@ class StorageKeeper final : public FacetOwner {
  private:
   static void OnDelete(void* slot);
   void Point(Slot* slot, void* data);
+  static std::string AwayMessage(const std::string& what);
 
   const Gone gone_;
   void* const context_;

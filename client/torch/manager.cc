@@ -28,6 +28,11 @@ constexpr size_t kMaxSteps = 1 << 20;
 // The share of the budget that is freed of the model's first memory before the heap is looked through for it.
 constexpr uint64_t kTrimShare = 64;
 
+// The module of a facet whose tensors belong to none yet.
+constexpr uint32_t kNoModule = UINT32_MAX;
+constexpr char kAlreadyManaged[] =
+    "misa already manages a model in this process: give all models and optimizers to one manage(...) call.";
+
 uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // The module whose optimizer step runs on this thread: its operators' uses are part of that step.
@@ -84,16 +89,93 @@ std::unique_ptr<Manager> Manager::Create(std::vector<ParameterInput> parameters,
   return manager;
 }
 
+std::unique_ptr<Manager> Manager::CreateEmpty(ManagerOptions options, std::string* error) {
+  std::unique_ptr<Manager> manager(new Manager);
+  InstallMeteringAllocator();
+  manager->options_ = std::move(options);
+  *error = manager->Open();
+  if (error->empty()) *error = manager->OpenDisk({}, 0, std::move(manager->space_));
+  if (!error->empty()) return nullptr;
+  const uint64_t budget = manager->session_->info().budget_bytes;
+  const uint64_t other = DeviceMeter::Get().other_bytes();
+  if (other >= budget) {
+    *error = "Other tensors of this process take " + FormatByteSize(other) + " already, and the budget is " +
+             FormatByteSize(budget) + ": there is no room to make a model in. Nothing was changed.";
+    return nullptr;
+  }
+  manager->growing_ = true;
+  manager->OpenDoors();
+  DeviceMeter::Get().SetBudget(budget);
+  DeviceMeter::Get().ResetPeak();
+  return manager;
+}
+
 std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions options) {
   InstallMeteringAllocator();
   options_ = std::move(options);
-  if (open_manager.load() != nullptr) {
-    return "misa already manages a model in this process: give all models and optimizers to one manage(...) call.";
+  if (open_manager.load() != nullptr) return kAlreadyManaged;
+  std::string error = Group(inputs);
+  if (error.empty() && options_.session.elastic) AskForLeast();
+  if (error.empty()) error = Open();
+  if (!error.empty()) return error;
+
+  // The disk is reserved, and the modules known, before anything moves.
+  std::vector<Planned> planned;
+  std::vector<ModuleDescription> descriptions;
+  error = Plan(*space_, &planned, &descriptions);
+  if (error.empty()) error = OpenDisk(descriptions, disk_bytes_, std::move(space_));
+  if (error.empty()) error = MakeFacets(planned);
+  if (!error.empty()) return error;
+  OpenDoors();
+  error = AdoptWeights();
+  if (!error.empty()) {
+    ReleaseAll();
+    return error;
   }
+  Begin();
+  return "";
+}
+
+std::string Manager::Take(std::vector<ParameterInput> inputs, StepMode step, bool existing_state) {
+  options_.step = step;
+  options_.existing_state = existing_state;
+  std::vector<Planned> planned;
+  std::vector<ModuleDescription> descriptions;
+  const uint64_t disk_before = disk_bytes_;
+  std::string error = Group(inputs);
+  if (error.empty()) error = Plan(executor_->space(), &planned, &descriptions);
+  if (error.empty()) {
+    int unused = -1;
+    error = session_->Register(descriptions, disk_bytes_, &unused);
+  }
+  if (error.empty()) error = MakeFacets(planned);
+  if (!error.empty()) {
+    ForgetModules();
+    disk_bytes_ = disk_before;
+    return error;
+  }
+  reserved_disk_bytes_ = std::max(reserved_disk_bytes_, disk_bytes_);
+  error = AdoptWeights();
+  if (!error.empty()) return error;
+  // Places on the disk are handed on: no block of their earlier owners may be under way any more.
+  if (!executor_->Drain()) return "The disk tier does not answer: the model stays as it was made.";
+  growing_ = false;
+  created_.clear();
+  parameter_changed_.store(false);
+  Begin();
+  return "";
+}
+
+void Manager::ForgetModules() {
+  parameters_.clear();
+  modules_.clear();
+  state_bytes_.clear();
+  free_disk_.clear();
+  totals_.weights_bytes = totals_.gradients_bytes = totals_.parameter_count = 0;
+}
+
+std::string Manager::Group(const std::vector<ParameterInput>& inputs) {
   if (inputs.empty()) return "The model has no parameters: there is nothing to manage.";
-
-  ServeManaged();
-
   // Parameters, and the modules they make up. Parameters over one storage have one owner, the first.
   std::vector<ParameterShape> shapes;
   for (const ParameterInput& input : inputs) {
@@ -108,7 +190,6 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   const std::vector<ModuleGroup> groups = GroupParameters(shapes);
   std::map<c10::StorageImpl*, uint32_t> owner;
   parameters_.resize(inputs.size());
-  std::vector<uint64_t> state_bytes;
   for (const ModuleGroup& group : groups) {
     auto module = std::make_unique<Module>();
     module->name = group.name;
@@ -129,64 +210,117 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       m.parameters.push_back(static_cast<uint32_t>(i));
       m.parameter_count += static_cast<uint64_t>(p.tensor.numel());
       m.step_bytes += inputs[i].step_bytes;
-      if (found->second < state_bytes.size()) {
-        state_bytes[found->second] += Align(inputs[i].expected_state_bytes);
+      if (found->second < state_bytes_.size()) {
+        state_bytes_[found->second] += Align(inputs[i].expected_state_bytes);
       } else {
-        if (state_bytes.size() == index) state_bytes.push_back(0);
-        state_bytes[index] += Align(inputs[i].expected_state_bytes);
+        if (state_bytes_.size() == index) state_bytes_.push_back(0);
+        state_bytes_[index] += Align(inputs[i].expected_state_bytes);
       }
     }
     if (!any) continue;
-    if (state_bytes.size() == index) state_bytes.push_back(0);
+    if (state_bytes_.size() == index) state_bytes_.push_back(0);
     modules_.push_back(std::move(module));
   }
+  return "";
+}
 
-  if (options_.session.elastic) AskForLeast(state_bytes);
+std::string Manager::Open() {
+  if (open_manager.load() != nullptr) return kAlreadyManaged;
+  ServeManaged();
   std::string error;
   session_ = Session::Open(options_.session, &error);
   if (!session_) return error;
   const SessionInfo& info = session_->info();
   budget_ = info.budget_bytes;
-  auto space = std::make_unique<ChunkSpace>(session_->TakeChunks(), info.chunks_bytes, info.chunk_bytes);
+  space_ = std::make_unique<ChunkSpace>(session_->TakeChunks(), info.chunks_bytes, info.chunk_bytes);
+  totals_.link = info.link;
+  return "";
+}
 
-  // The disk is reserved, and the modules known, before anything moves.
-  struct Planned {
-    uint32_t module;
-    FacetKind kind;
-    uint64_t bytes;
-    uint64_t offset;
-  };
-  std::vector<Planned> planned;
-  std::vector<ModuleDescription> descriptions;
-  uint32_t next_id = 0;
+std::string Manager::OpenDisk(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes,
+                              std::unique_ptr<ChunkSpace> space) {
+  int disk = -1;
+  std::string error = session_->Register(modules, disk_bytes, &disk);
+  if (!error.empty()) return error;
+  reserved_disk_bytes_ = disk_bytes;
+  std::unique_ptr<Link> link = MakeUringLink(disk, &error);
+  if (!link) return error;
+  keeper_ = std::make_unique<StorageKeeper>(&Manager::OnStorageGone, this);
+  executor_ = std::make_unique<Executor>(std::move(space), std::move(link), &DeviceMeter::Get(), keeper_.get(),
+                                         options_.executor);
+  return "";
+}
+
+std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned,
+                          std::vector<ModuleDescription>* descriptions) {
+  const SessionInfo& info = session_->info();
+  uint32_t next_id = executor_ ? static_cast<uint32_t>(executor_->facet_count()) : 0;
   uint64_t largest_step = 0;
   const Module* largest_module = nullptr;
+  std::vector<std::set<c10::StorageImpl*>> storages(modules_.size());
+  std::set<c10::StorageImpl*> taken;
+  std::set<const Facet*> kept;
+  for (size_t m = 0; m < modules_.size(); ++m) {
+    for (uint32_t i : modules_[m]->parameters) storages[m].insert(parameters_[i].storage);
+    taken.insert(storages[m].begin(), storages[m].end());
+  }
+  std::vector<Facet*> whole(modules_.size(), nullptr);
+  for (size_t m = 0; m < modules_.size() && growing_; ++m) {
+    uint64_t weights = 0;
+    for (c10::StorageImpl* storage : storages[m]) weights += Align(storage->nbytes());
+    whole[m] = WholeCreated(storages[m], space.RoundUp(weights));
+    if (whole[m] != nullptr) kept.insert(whole[m]);
+  }
+  // What was made in a facet that is not kept moves to its module's; the place on the disk is free then for what has no
+  // content before the training begins.
+  std::vector<const Facet*> left;
+  for (const Facet* facet : created_) {
+    if (kept.contains(facet)) continue;
+    const std::vector<c10::StorageImpl*> in = keeper_->StoragesOf(*facet);
+    if (std::all_of(in.begin(), in.end(), [&](c10::StorageImpl* s) { return taken.contains(s); })) {
+      free_disk_.emplace(facet->bytes, facet->disk_offset);
+    } else {
+      left.push_back(facet);
+    }
+  }
   for (uint32_t m = 0; m < modules_.size(); ++m) {
     Module& module = *modules_[m];
     uint64_t weights = 0;
     uint64_t gradients = 0;
-    std::set<c10::StorageImpl*> seen;
+    for (c10::StorageImpl* storage : storages[m]) weights += Align(storage->nbytes());
     for (uint32_t i : module.parameters) {
       Parameter& p = parameters_[i];
-      if (seen.insert(p.storage).second) weights += Align(p.storage->nbytes());
       p.gradient_offset = gradients;
       gradients += Align(static_cast<uint64_t>(p.tensor.numel()) * p.tensor.element_size());
     }
     ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}};
     const std::pair<FacetKind, uint64_t> facets[] = {
-        {FacetKind::kWeights, weights}, {FacetKind::kGradients, gradients}, {FacetKind::kOptimizer, state_bytes[m]}};
+        {FacetKind::kWeights, weights}, {FacetKind::kGradients, gradients}, {FacetKind::kOptimizer, state_bytes_[m]}};
     for (const auto& [kind, bytes] : facets) {
       if (bytes == 0) continue;
-      const uint64_t rounded = space->RoundUp(bytes);
-      planned.push_back({m, kind, rounded, ReserveDisk(rounded)});
+      const uint64_t rounded = space.RoundUp(bytes);
+      if (kind == FacetKind::kWeights && whole[m] != nullptr) {
+        planned->push_back({m, kind, rounded, whole[m]->disk_offset, whole[m]});
+        description.facets.push_back({whole[m]->id, kind, rounded});
+        continue;
+      }
+      uint64_t offset;
+      const auto reused = kind == FacetKind::kWeights ? free_disk_.end() : free_disk_.find(rounded);
+      if (reused != free_disk_.end()) {
+        offset = reused->second;
+        free_disk_.erase(reused);
+      } else {
+        offset = ReserveDisk(rounded);
+      }
+      planned->push_back({m, kind, rounded, offset, nullptr});
       description.facets.push_back({next_id++, kind, rounded});
     }
-    if (options_.session.mode == Mode::kExact && module.step_bytes + state_bytes[m] > 0) {
+    if (options_.session.mode == Mode::kExact && module.step_bytes + state_bytes_[m] > 0) {
       // The first step makes the state in ordinary memory beside everything else, and then moves it.
-      const uint64_t state = space->RoundUp(state_bytes[m]);
+      const uint64_t state = space.RoundUp(state_bytes_[m]);
       const uint64_t made = options_.existing_state ? module.step_bytes : state + std::max(module.step_bytes, state);
       const uint64_t needed =
-          space->RoundUp(weights) + space->RoundUp(gradients) + made + (options_.existing_state ? state : 0);
+          space.RoundUp(weights) + space.RoundUp(gradients) + made + (options_.existing_state ? state : 0);
       if (needed > largest_step) {
         largest_step = needed;
         largest_module = &module;
@@ -195,7 +329,7 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
     totals_.weights_bytes += weights;
     totals_.gradients_bytes += gradients;
     totals_.parameter_count += module.parameter_count;
-    descriptions.push_back(std::move(description));
+    descriptions->push_back(std::move(description));
   }
   const uint64_t most = options_.session.elastic ? info.chunks_bytes : info.budget_bytes;
   if (largest_step > most) {
@@ -204,33 +338,59 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
            " at once. The smallest budget that works here is above " + std::to_string(largest_step) + " bytes (" +
            FormatByteSize(largest_step) + "), by what forward and backward keep beside it. Nothing was changed.";
   }
-  int disk = -1;
-  error = session_->Register(descriptions, disk_bytes_, &disk);
-  if (!error.empty()) return error;
-  std::unique_ptr<Link> link = MakeUringLink(disk, &error);
-  if (!link) return error;
+  for (const Facet* facet : left) {
+    // Made with the model and no part of it now: a frozen second model, say. It is known, for traces name it.
+    descriptions->push_back({"outside the model " + std::to_string(facet->id), "other", 0, false,
+                             {{facet->id, facet->kind, facet->bytes}}});
+  }
+  return "";
+}
 
-  keeper_ = std::make_unique<StorageKeeper>(&Manager::OnStorageGone, this);
-  executor_ = std::make_unique<Executor>(std::move(space), std::move(link), &DeviceMeter::Get(), keeper_.get(),
-                                         options_.executor);
+Facet* Manager::WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const {
+  const Slot* slot = StorageTable::Get().Find(*storages.begin());
+  if (slot == nullptr || slot->keeper != keeper_.get() || slot->facet->module != kNoModule || slot->facet->bytes != bytes) {
+    return nullptr;
+  }
+  const std::vector<c10::StorageImpl*> in = keeper_->StoragesOf(*slot->facet);
+  return std::set<c10::StorageImpl*>(in.begin(), in.end()) == storages ? slot->facet : nullptr;
+}
+
+std::string Manager::MakeFacets(const std::vector<Planned>& planned) {
+  std::string error;
   for (const Planned& plan : planned) {
     static const char* const kNames[] = {"", " weights", " gradients", " optimizer state"};
     Module& module = *modules_[plan.module];
-    Facet* facet = executor_->AddFacet(plan.module, plan.kind, plan.bytes, plan.offset,
-                                       module.name + kNames[static_cast<int>(plan.kind)], &error);
+    const std::string name = module.name + kNames[static_cast<int>(plan.kind)];
+    Facet* facet = plan.facet;
+    if (facet != nullptr) {
+      executor_->Describe(facet, plan.module, name);
+    } else {
+      facet = executor_->AddFacet(plan.module, plan.kind, plan.bytes, plan.offset, name, &error);
+    }
     if (facet == nullptr) return error;
     if (plan.kind == FacetKind::kWeights) module.weights = facet;
     if (plan.kind == FacetKind::kGradients) module.gradients = facet;
     if (plan.kind == FacetKind::kOptimizer) module.optimizer = facet;
   }
+  return "";
+}
+
+// From here on everything that reaches managed tensors, or asks for memory, comes by here.
+void Manager::OpenDoors() {
   open_manager.store(this);
   open_ = true;
-  totals_.link = info.link;
-  error = AdoptWeights();
-  if (!error.empty()) {
-    ReleaseAll();
-    return error;
+  SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
+  if (growing_) SetTouchHandler(this);
+  data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); },
+                [this](const at::TensorBase& t) { AfterReplace(t); }};
+  fork_door_ = {[this] { keeper_->Lock(); }, [this] { keeper_->Unlock(); }, [this] { InChild(); }};
+  if (growing_) {
+    SetDataDoor(&data_door_);
+    SetForkDoor(&fork_door_);
   }
+}
+
+void Manager::Begin() {
   executor_->on_step = [this](StepSummary summary) { OnStep(std::move(summary)); };
   session_->StartTraining(
       [this](const OfferedPlan& offered) {
@@ -250,17 +410,62 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
       [this](const std::string& s) { Notice(s); });
   if (options_.session.elastic) executor_->on_need = [this](uint64_t bytes) { return GrowBudget(bytes); };
   SetTouchHandler(this);
-  data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); },
-                [this](const at::TensorBase& t) { AfterReplace(t); }};
   SetDataDoor(&data_door_);
-  fork_door_ = {[this] { keeper_->Lock(); }, [this] { keeper_->Unlock(); }, [this] { InChild(); }};
   SetForkDoor(&fork_door_);
-  return "";
+}
+
+std::string Manager::AdoptCreated(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::StorageImpl*> fresh;
+  uint64_t needed = 0;
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined() || t.device().type() != at::kCPU || t.layout() != at::kStrided || !t.has_storage()) continue;
+    c10::StorageImpl* storage = StorageOf(t);
+    if (storage->nbytes() == 0 || StorageTable::Get().Find(storage) != nullptr ||
+        std::find(fresh.begin(), fresh.end(), storage) != fresh.end()) {
+      continue;
+    }
+    fresh.push_back(storage);
+    needed += Align(storage->nbytes());
+  }
+  if (fresh.empty()) return "";
+  const uint64_t bytes = executor_->space().RoundUp(needed);
+  std::string error = EnsureDisk(disk_bytes_ + bytes);
+  if (!error.empty()) return error;
+  Facet* facet = executor_->AddFacet(kNoModule, FacetKind::kWeights, bytes, disk_bytes_, "A parameter just made", &error);
+  if (facet == nullptr) return error;
+  ReserveDisk(bytes);
+  error = executor_->Create(facet);
+  if (!error.empty()) return error;
+  created_.push_back(facet);
+  uint64_t offset = 0;
+  for (c10::StorageImpl* storage : fresh) {
+    error = keeper_->Bind(storage, facet, offset, "A parameter", /*copied=*/false);
+    if (!error.empty()) break;
+    offset += Align(storage->nbytes());
+  }
+  const policy::Use use{facet->id, 0};
+  executor_->EndUse(&use, 1);
+  return error;
+}
+
+// A call to the daemon for each parameter would be slow: room is reserved ahead, where there is any.
+std::string Manager::EnsureDisk(uint64_t bytes) {
+  if (bytes <= reserved_disk_bytes_) return "";
+  constexpr uint64_t kLeastStep = 64ull << 20;
+  int unused = -1;
+  std::string error;
+  for (const uint64_t wanted : {bytes + std::max(kLeastStep, bytes / 2), bytes}) {
+    error = session_->Register({}, wanted, &unused);
+    if (!error.empty()) continue;
+    reserved_disk_bytes_ = wanted;
+    return "";
+  }
+  return error;
 }
 
 // An elastic budget begins at what the largest optimizer step needs beside what is there already, and a quarter for what
 // forward and backward keep; the first steps tell the daemon what it really is.
-void Manager::AskForLeast(const std::vector<uint64_t>& state_bytes) {
+void Manager::AskForLeast() {
   constexpr uint64_t kRounding = 8 * (64 << 10);  // chunks are not known yet
   uint64_t largest = 0;
   uint64_t managed = 0;
@@ -272,7 +477,8 @@ void Manager::AskForLeast(const std::vector<uint64_t>& state_bytes) {
       gradients += Align(static_cast<uint64_t>(parameters_[i].tensor.numel()) * parameters_[i].tensor.element_size());
     }
     managed += weights;
-    largest = std::max(largest, weights + gradients + state_bytes[m] + std::max(modules_[m]->step_bytes, state_bytes[m]));
+    largest =
+        std::max(largest, weights + gradients + state_bytes_[m] + std::max(modules_[m]->step_bytes, state_bytes_[m]));
   }
   const uint64_t other = DeviceMeter::Get().other_bytes();
   const uint64_t needed = largest + kRounding + (other - std::min(other, managed));
@@ -296,6 +502,7 @@ void Manager::BeforeReplace(const at::TensorBase& tensor) {
   Slot* slot = StorageTable::Get().Find(tensor.storage().unsafeGetStorageImpl());
   if (slot == nullptr || slot->facet->kind != FacetKind::kWeights) return;
   const uint32_t module = slot->facet->module;
+  if (module == kNoModule) return;
   if (modules_[module].get() != stepping && modules_[module]->pending.load(std::memory_order_acquire)) {
     const std::string error = RunPending(module);
     TORCH_CHECK(error.empty(), "misa: ", error);
@@ -310,6 +517,12 @@ void Manager::BeforeReplace(const at::TensorBase& tensor) {
 
 void Manager::AfterReplace(const at::TensorBase& tensor) {
   if (InForkedChild()) return;
+  if (growing_) {
+    // A model under construction that is cast to another type: its new storages go the way of the old ones.
+    const std::string error = tensor.is_leaf() ? AdoptCreated({at::Tensor(tensor)}) : "";
+    TORCH_CHECK(error.empty(), "misa: ", error);
+    return;
+  }
   for (Parameter& p : parameters_) {
     if (p.tensor.defined() && p.tensor.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl()) {
       WatchGradients();
@@ -329,12 +542,16 @@ std::string Manager::AdoptWeights() {
   const uint64_t budget = budget_bytes();
   uint64_t largest = 0;
   for (const auto& module : modules_) largest = std::max(largest, module->weights->bytes);
-  SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
   uint64_t freed = 0;
   for (auto& module : modules_) {
+    if (module->weights->state.load() != FacetState::kEmpty) {
+      // It was made there.
+      for (uint32_t i : module->parameters) keeper_->Rename(parameters_[i].storage, "Parameter " + parameters_[i].name);
+      continue;
+    }
     // The model may have been made larger than the budget; it shrinks to it as its modules are taken over, and two
     // copies exist of no more than one module at a time.
-    meter.SetBudget(std::max(budget, meter.other_bytes() + 2 * largest));
+    if (!growing_) meter.SetBudget(std::max(budget, meter.other_bytes() + 2 * largest));
     std::string error = executor_->Create(module->weights);
     if (!error.empty()) return error;
     const policy::Use use{module->weights->id, 0};
@@ -343,7 +560,12 @@ std::string Manager::AdoptWeights() {
     for (uint32_t i : module->parameters) {
       Parameter& p = parameters_[i];
       if (!seen.insert(p.storage).second) continue;
+      const Slot* made = StorageTable::Get().Find(p.storage);
+      const policy::Use from{made == nullptr ? 0 : made->facet->id, policy::kRead};
+      if (made != nullptr) error = executor_->Use(&from, 1, /*position=*/false);
+      if (!error.empty()) break;
       error = keeper_->Bind(p.storage, module->weights, offset, "Parameter " + p.name, /*copied=*/false);
+      if (made != nullptr) executor_->EndUse(&from, 1);
       if (!error.empty()) break;
       offset += Align(p.storage->nbytes());
     }
@@ -379,9 +601,21 @@ std::string Manager::FinishAdoption() {
   return "";
 }
 
+std::string Manager::AdoptLoaded(uint32_t module) {
+  std::vector<at::Tensor> state;
+  const Module* outer = std::exchange(stepping, modules_[module].get());
+  std::string error = stepper_(module, &state);
+  if (error.empty()) error = AdoptState(module, state);
+  stepping = outer;
+  return error;
+}
+
+std::string Manager::ResumeSampler(const std::string& state) { return session_->ResumeSampler(state); }
+
 Manager::~Manager() {
-  if (InForkedChild()) {
-    // Everything here belongs to the parent, threads and locks too: left as it is.
+  if (InForkedChild() || process_ends_) {
+    // Everything here belongs to the parent, threads and locks too; or the process ends, and what is managed then is not
+    // worth reading back, all at once at that. Left as it is.
     static_cast<void>(executor_.release());
     static_cast<void>(keeper_.release());
     static_cast<void>(session_.release());
@@ -493,6 +727,7 @@ std::string Manager::Touch(const Touched* touched, size_t count) {
   if (InForkedChild()) return "not here";  // the storages say it
   std::string error;
   for (size_t i = 0; i < count && error.empty(); ++i) {
+    if (touched[i].facet->module == kNoModule) continue;
     const Module* module = modules_[touched[i].facet->module].get();
     if (module != stepping && module->pending.load(std::memory_order_acquire)) {
       error = RunPending(touched[i].facet->module);
@@ -539,13 +774,40 @@ void Manager::Unpin(const at::Tensor& tensor) {
   EndTouch(&touched, 1);
 }
 
+std::string Manager::Hold(const at::Storage& storage, bool write) {
+  Slot* slot = StorageTable::Get().Find(storage.unsafeGetStorageImpl());
+  if (slot == nullptr) return "";
+  if (InForkedChild()) return "This tensor is managed by misa in the process that was forked from.";
+  Facet& facet = *slot->facet;
+  if (facet.module != kNoModule && modules_[facet.module].get() != stepping && modules_[facet.module]->pending.load()) {
+    const std::string error = RunPending(facet.module);
+    if (!error.empty()) return error;
+  }
+  const policy::Use use{facet.id, static_cast<uint8_t>(policy::kRead | (write ? policy::kWrite : 0))};
+  const std::string error = executor_->Use(&use, 1, /*position=*/false);
+  if (error.empty()) keeper_->Attach(facet);  // an earlier failure's sentence must not outlive the failure
+  return error;
+}
+
+void Manager::LetGoOf(const at::Storage& storage) {
+  Slot* slot = StorageTable::Get().Find(storage.unsafeGetStorageImpl());
+  if (slot == nullptr) return;
+  const policy::Use use{slot->facet->id, 0};
+  executor_->EndUse(&use, 1);
+}
+
+uint64_t Manager::AddressOf(const at::Storage& storage) const {
+  const Slot* slot = StorageTable::Get().Find(storage.unsafeGetStorageImpl());
+  return slot == nullptr ? 0 : reinterpret_cast<uintptr_t>(slot->facet->address + slot->offset);
+}
+
 bool Manager::IsManaged(const at::Tensor& tensor) const {
   return tensor.has_storage() && StorageTable::Get().Find(StorageOf(tensor)) != nullptr;
 }
 
 int64_t Manager::ModuleOf(const at::Tensor& tensor) const {
   Slot* slot = tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
-  return slot == nullptr ? -1 : static_cast<int64_t>(slot->facet->module);
+  return slot == nullptr || slot->facet->module == kNoModule ? -1 : static_cast<int64_t>(slot->facet->module);
 }
 
 // ----------------------------------------------------------------------------------------------------------- stepping
@@ -685,23 +947,27 @@ std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& s
   }
   Facet* facet = module.optimizer;
   const bool empty = facet->state.load() == FacetState::kEmpty;
-  if (empty) module.optimizer_used = 0;
-  if (module.optimizer_used + needed > facet->bytes) {
+  const auto no_room = [&] {
     if (!warned_state_.exchange(true)) {
       Notice("The optimizer keeps more state for " + module.name + " than was foreseen (" + FormatByteSize(needed) +
              " more): that part stays in memory unmanaged and counts against the budget.");
     }
-    return "";
-  }
+    return std::string();
+  };
+  // Where other state stays, the new one goes between.
+  if (keeper_->UsedBytes(*facet) + needed > facet->bytes) return no_room();
   const policy::Use use{
       facet->id, static_cast<uint8_t>(empty ? policy::kCreate | policy::kWrite : policy::kRead | policy::kWrite)};
   std::string error = executor_->Use(&use, 1, /*position=*/true);
   if (!error.empty()) return error;
   for (c10::StorageImpl* storage : fresh) {
-    const uint64_t bytes = Align(storage->nbytes());
-    error = keeper_->Bind(storage, facet, module.optimizer_used, "Optimizer state of " + module.name, /*copied=*/false);
+    const uint64_t offset = keeper_->FirstFit(*facet, storage->nbytes(), kAlignment);
+    if (offset == facet->bytes) {
+      no_room();
+      continue;
+    }
+    error = keeper_->Bind(storage, facet, offset, "Optimizer state of " + module.name, /*copied=*/false);
     if (!error.empty()) break;
-    module.optimizer_used += bytes;
   }
   executor_->EndUse(&use, 1);
   return error;
@@ -988,7 +1254,9 @@ RunTotals Manager::Totals() {
   }
   totals.counters = executor_ ? executor_->totals() : ExecutorCounters{};
   totals.optimizer_bytes = 0;
-  for (const auto& module : modules_) totals.optimizer_bytes += module->optimizer_used;
+  for (const auto& module : modules_) {
+    if (module->optimizer != nullptr) totals.optimizer_bytes += keeper_->UsedBytes(*module->optimizer);
+  }
   return totals;
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -85,7 +86,6 @@ class Manager final : public TouchHandler {
     Facet* weights = nullptr;
     Facet* gradients = nullptr;
     Facet* optimizer = nullptr;
-    uint64_t optimizer_used = 0;  // bytes of the optimizer facet that storages have
     uint64_t step_bytes = 0;      // other tensors' while it steps
     std::atomic<bool> pending{false};
     std::thread::id running{};  // guarded by pending_mutex_
@@ -95,6 +95,16 @@ class Manager final : public TouchHandler {
   // tensors are as before then.
   static std::unique_ptr<Manager> Create(std::vector<ParameterInput> parameters, ManagerOptions options,
                                          std::string* error);
+
+  // For a model that is still being made, larger than the budget perhaps: a session, a budget in force, and no modules yet.
+  static std::unique_ptr<Manager> CreateEmpty(ManagerOptions options, std::string* error);
+  // Moves the storages of tensors just made behind the pool. What cannot be managed (other devices, no storage) or already
+  // is, stays as it is. A sentence where there is no room; everything is where it was then.
+  std::string AdoptCreated(const std::vector<at::Tensor>& tensors);
+  // The model is complete: from here on this is the manager that Create() would have given. A sentence where that cannot
+  // be; as long as nothing was moved the manager goes on as before.
+  std::string Take(std::vector<ParameterInput> parameters, StepMode step, bool existing_state);
+  bool is_growing() const { return growing_; }
   ~Manager() override;
 
   size_t module_count() const { return modules_.size(); }
@@ -123,6 +133,10 @@ class Manager final : public TouchHandler {
   std::string AdoptExisting(uint32_t module);
   // From here on the budget holds.
   std::string FinishAdoption();
+  // Takes over optimizer state that was loaded in place of what was there; the budget holds meanwhile.
+  std::string AdoptLoaded(uint32_t module);
+  // Nothing was trained yet: the trace begins with the next use.
+  void ResetTrace() { executor_->ResetTrace(); }
   // The boundary of a training step.
   void EndStep();
 
@@ -138,11 +152,19 @@ class Manager final : public TouchHandler {
   // Statistics of this step's complete gradients, by module; taken.
   std::vector<ModuleStatistics> TakeStatistics();
   void SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest);
+  // Tells the daemon in which state the sampler goes on.
+  std::string ResumeSampler(const std::string& state);
 
   // --- Looking at data ---
   // Makes the tensor's storage present and keeps it so until Unpin. A sentence on failure. Unmanaged: "" and nothing.
   std::string Pin(const at::Tensor& tensor);
   void Unpin(const at::Tensor& tensor);
+  // The same for a storage, for saving and loading: no position of the trace, and without `write` its bytes stay clean.
+  // Every Hold that gave "" is ended by a LetGoOf.
+  std::string Hold(const at::Storage& storage, bool write);
+  void LetGoOf(const at::Storage& storage);
+  // Where the storage's bytes are whenever they are present; 0 where it is not managed.
+  uint64_t AddressOf(const at::Storage& storage) const;
   bool IsManaged(const at::Tensor& tensor) const;
   // The module whose storage the tensor uses; -1 where that is none.
   int64_t ModuleOf(const at::Tensor& tensor) const;
@@ -159,6 +181,7 @@ class Manager final : public TouchHandler {
 
   // Ends the session; what is managed stays usable until the process ends.
   void CloseSession() {
+    process_ends_ = true;
     if (session_) session_->Close();
   }
 
@@ -178,7 +201,27 @@ class Manager final : public TouchHandler {
 
   Manager() = default;
   std::string Start(std::vector<ParameterInput> parameters, ManagerOptions options);
-  void AskForLeast(const std::vector<uint64_t>& state_bytes);
+  void AskForLeast();
+  struct Planned {
+    uint32_t module;
+    FacetKind kind;
+    uint64_t bytes;
+    uint64_t offset;
+    Facet* facet;  // there already, or null
+  };
+  // The modules that the parameters make up.
+  std::string Group(const std::vector<ParameterInput>& inputs);
+  // Session, disk and executor, with the disk reserved and the modules described.
+  std::string Open();
+  std::string OpenDisk(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes,
+                       std::unique_ptr<ChunkSpace> space);
+  std::string Plan(const ChunkSpace& space, std::vector<Planned>* planned, std::vector<ModuleDescription>* descriptions);
+  std::string MakeFacets(const std::vector<Planned>& planned);
+  void OpenDoors();
+  void Begin();
+  void ForgetModules();
+  // The facet that holds just these storages since they were made, with that many bytes; null where there is none.
+  Facet* WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const;
   std::string AdoptWeights();
   void OnGradient(uint32_t parameter);
   std::string TakeGradient(Parameter& parameter);
@@ -189,6 +232,7 @@ class Manager final : public TouchHandler {
   void AfterReplace(const at::TensorBase& tensor);
   void InChild();
   uint64_t ReserveDisk(uint64_t bytes);
+  std::string EnsureDisk(uint64_t bytes);
   void OnStep(StepSummary summary);
   void ApplyBudget();
   // An elastic budget that is too small for what runs now: asks for more and waits for it.
@@ -206,9 +250,16 @@ class Manager final : public TouchHandler {
   std::unique_ptr<Executor> executor_;
   std::vector<Parameter> parameters_;
   std::vector<std::unique_ptr<Module>> modules_;
+  std::vector<uint64_t> state_bytes_;           // expected, by module
+  std::vector<Facet*> created_;                 // while growing: what AdoptCreated made
+  std::unique_ptr<ChunkSpace> space_;           // until the executor takes it
   uint64_t disk_bytes_ = 0;
   std::atomic<uint64_t> budget_{0};
   std::atomic<uint64_t> budget_serial_{0};  // of the change that is in force
+  uint64_t reserved_disk_bytes_ = 0;            // at the daemon
+  std::multimap<uint64_t, uint64_t> free_disk_;  // by size: places of facets that are gone
+  bool growing_ = false;
+  bool process_ends_ = false;
   bool open_ = false;
   bool take_gradients_ = true;  // into the pool; decided at step boundaries
   std::atomic<bool> releasing_{false};

@@ -31,6 +31,11 @@ bool MoveFacets(const ModuleRegistry& registry, const std::vector<ModuleRegistry
   return all;
 }
 
+policy::SamplerOptions SamplingOf(const Session& session) {
+  const v1::SamplingOptions& in = session.sampling;
+  return {in.delta(), in.eta(), in.alpha(), in.inner_steps(), in.seed()};
+}
+
 }  // namespace
 
 Core::Core(CoreOptions options, const std::vector<JournalEntry>& orphans, Now now, Effects* effects)
@@ -331,10 +336,14 @@ void Core::On(const RegisterCall& event) {
   ModuleRegistry checked = session->registry;
   bool layout_changed = false;
   Error error = checked.Upsert(event.request.modules(), options_.chunk_bytes, &layout_changed);
-  if (error.ok() && session->mode == v1::MODE_SAMPLED) {
-    const policy::SamplerOptions sampling{session->sampling.delta(), session->sampling.eta(), session->sampling.alpha(),
-                                          session->sampling.inner_steps(), session->sampling.seed()};
-    const std::string sentence = policy::CheckSampler(sampling, checked.Samplable());
+  // A trainer whose model is still being made reserves disk first and names its modules later.
+  if (error.ok() && session->mode == v1::MODE_SAMPLED && !checked.modules().empty()) {
+    const policy::SamplerOptions sampling = SamplingOf(*session);
+    std::string sentence = policy::CheckSampler(sampling, checked.Samplable());
+    const std::string& state = event.request.sampler_state();
+    if (sentence.empty() && !state.empty()) {
+      sentence = policy::ModuleSampler(sampling, checked.Samplable()).Restore({state.begin(), state.end()});
+    }
     if (!sentence.empty()) error = {Code::kInvalid, sentence};
   }
   if (!error.ok()) {
@@ -401,6 +410,7 @@ void Core::FinishRegister(Session* session) {
   bool layout_changed = false;
   const std::vector<ModuleRegistry::Facet> before = session->registry.facets();
   const Error error = session->registry.Upsert(session->registering.modules(), options_.chunk_bytes, &layout_changed);
+  const std::string sampler_state = session->registering.sampler_state();
   session->registering.Clear();
   if (!error.ok()) {
     Fail(call, error);
@@ -423,12 +433,10 @@ void Core::FinishRegister(Session* session) {
     });
   }
   if (layout_changed && session->has_trace) KeepTrace(session, before);
-  if (session->mode == v1::MODE_SAMPLED) {
-    if (session->reports == 0) {
-      session->sampler.emplace(
-          policy::SamplerOptions{session->sampling.delta(), session->sampling.eta(), session->sampling.alpha(),
-                                 session->sampling.inner_steps(), session->sampling.seed()},
-          session->registry.Samplable());
+  if (session->mode == v1::MODE_SAMPLED && count > 0) {
+    if (session->reports == 0 || !sampler_state.empty()) {
+      session->sampler.emplace(SamplingOf(*session), session->registry.Samplable());
+      if (!sampler_state.empty()) session->sampler->Restore({sampler_state.begin(), sampler_state.end()});
     } else if (layout_changed || session->sampler_index.size() != count) {
       // Steps were drawn from the earlier modules; what the trainer's sampler makes of the new ones is not known here.
       session->sampler.reset();

@@ -59,3 +59,7 @@ def nothing_stays_managed() -> Iterator[None]:
     run = misa.current_run()
     if run is not None:
         run.release()
+    made = misa._manage._growing
+    if made is not None:
+        made.manager.release_all()
+        misa._manage._growing = None

@@ -499,32 +499,6 @@ def test_parameters_added_later_are_trained_and_said(shared_misad, capfd):
 # ------------------------------------------------------------------------------------------------------- raw data
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_saving_gives_the_very_bytes_or_a_sentence(shared_misad, folder, fits):
-    """A deferred step is due and half of it is away."""
-    gc.collect()
-    plain_model, plain_optimizer = mlp()
-    train(plain_model, plain_optimizer, range(1))
-    gc.collect()
-    before = misa.memory.live_bytes()
-    model, optimizer = mlp()
-    run = manage(shared_misad, model, optimizer, budget=before + ((4 << 20) if fits else (500 << 10)))
-    train(model, optimizer, range(1))
-    try:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "saved.pt")
-    except Exception as error:  # noqa: BLE001: which one is torch's choice
-        assert not fits and "misa.resident" in str(error), error
-    else:
-        assert fits
-        run.release()
-        saved = torch.load(folder / "saved.pt")
-        assert all(torch.equal(saved["model"][k], v) for k, v in plain_model.state_dict().items())
-        for i, state in plain_optimizer.state_dict()["state"].items():
-            assert all(torch.equal(saved["optimizer"]["state"][i][k], v) for k, v in state.items())
-    run.release()
-    assert digest(model, optimizer) == digest(plain_model, plain_optimizer)
-
-
 def test_raw_data_of_what_is_away_is_a_sentence(shared_misad):
     model, optimizer = mlp()
     run = manage(shared_misad, model, optimizer)

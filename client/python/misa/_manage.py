@@ -5,20 +5,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shutil
 import statistics
 import sys
 import threading
 import types
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import torch
 from torch.optim import Optimizer
 
-from . import _C
+from . import _C, _torch_save
 from ._clip import by_module
+from ._doctor import binary
 from ._optimizers import (
     WatchedState,
     expected_state_bytes,
@@ -34,16 +34,28 @@ from ._sampling import Sampled, SamplingDriver
 from ._wrappers import refuse_sharded, unwrap_model, unwrap_optimizer, world_size
 from .memory import Timeline
 
+if TYPE_CHECKING:
+    from ._creation import Growing
+
 _MODES = ("exact", "sampled")
 _STEPS = ("deferred", "in_backward", "eager")
 _DAEMONS = ("auto", "required", "private")
 
 _current: Run | None = None
+# A model made by misa.empty_init that no run has taken over yet.
+_growing: Growing | None = None
 
 
 def current_run() -> Run | None:
     """The run that manages a model in this process now."""
     return _current
+
+
+def open_manager() -> _C.Manager | None:
+    """What manages tensors in this process now: of a run, or of a model that is being made under its budget."""
+    if _current is not None:
+        return _current._manager
+    return _growing.manager if _growing is not None else None
 
 
 @contextlib.contextmanager
@@ -53,29 +65,18 @@ def resident(*tensors: torch.Tensor) -> Iterator[None]:
 
     Raises RuntimeError where they do not fit the budget together.
     """
-    run = _current
+    manager = open_manager()
     pinned: list[torch.Tensor] = []
     try:
-        if run is not None and run._manager is not None:
+        if manager is not None:
             for tensor in tensors:
-                run._manager.pin(tensor)
+                manager.pin(tensor)
                 pinned.append(tensor)
         yield
     finally:
-        if run is not None and run._manager is not None:
+        if manager is not None and manager.is_open():
             for tensor in pinned:
-                run._manager.unpin(tensor)
-
-
-def _daemon_binary() -> str:
-    """misad as built beside this package, else the one on PATH ("" lets the session say what is missing)."""
-    if os.environ.get("MISA_DAEMON"):
-        return os.environ["MISA_DAEMON"]
-    here = Path(__file__).resolve()
-    for candidate in (here.parent / "bin" / "misad", here.parents[2] / "bin" / "misad"):
-        if candidate.is_file():
-            return str(candidate)
-    return shutil.which("misad") or ""
+                manager.unpin(tensor)
 
 
 class _Pending:
@@ -116,6 +117,7 @@ class Run:
         stress: bool,
         demand_only: bool,
         wait_seconds: float,
+        made: Growing | None = None,
     ) -> None:
         self.mode = mode
         self._last_budget = budget
@@ -123,6 +125,7 @@ class Run:
         self._optimizers = list(optimizers)
         self._manager: _C.Manager | None = None
         self._report: dict[str, Any] | None = None
+        self._steps_before = 0  # of the runs that this one resumes
         self._pending: dict[int, _Pending] = {}
         # Parameters that came later: those not managed, and all of them, kept alive.
         self._stepping_threads: set[int] = set()
@@ -172,27 +175,33 @@ class Run:
             # Made before anything is moved, so that impossible options change nothing.
             self._sampling = SamplingDriver(named, self._optimizers, sampled or Sampled())
             sampler_options = (sampled or Sampled()).options()
-        self._manager = _C.Manager(
-            parameters=parameters,
-            budget=budget,
-            elastic=elastic,
-            least=least,
-            weight=weight,
-            mode=mode,
-            step=self._step_mode,
-            daemon=daemon,
-            job=job,
-            runtime_directory=runtime_dir or "",
-            disk_directory=disk or "",
-            daemon_binary=_daemon_binary(),
-            chunk_bytes=chunk_bytes,
-            sampling=sampler_options,
-            stress=stress,
-            demand_only=demand_only,
-            wait_seconds=wait_seconds,
-            existing_state=existing_state,
-        )
-        if self._manager.session()["private_daemon"] and daemon == "auto":
+        _torch_save.install()
+        if made is not None:
+            # The model was made under its budget: the same session goes on.
+            made.manager.take(parameters=parameters, step=self._step_mode, existing_state=existing_state)
+            self._manager = made.manager
+        else:
+            self._manager = _C.Manager(
+                parameters=parameters,
+                budget=budget,
+                elastic=elastic,
+                least=least,
+                weight=weight,
+                mode=mode,
+                step=self._step_mode,
+                daemon=daemon,
+                job=job,
+                runtime_directory=runtime_dir or "",
+                disk_directory=disk or "",
+                daemon_binary=binary("misad"),
+                chunk_bytes=chunk_bytes,
+                sampling=sampler_options,
+                stress=stress,
+                demand_only=demand_only,
+                wait_seconds=wait_seconds,
+                existing_state=existing_state,
+            )
+        if made is None and self._manager.session()["private_daemon"] and daemon == "auto":
             print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
         by_name = dict(named)
         self._modules = self._manager.modules()
@@ -306,9 +315,10 @@ class Run:
 
     def _adopt_loaded_state(self, optimizer: Optimizer) -> None:
         assert self._manager is not None
+        _torch_save.own_small_tensors(optimizer.state)
         self._watch_state(optimizer)
         for module in range(len(self._modules)):
-            self._manager.step_module(module)
+            self._manager.adopt_loaded(module)
 
     def _refuse_second_gradient(self, parameter: torch.Tensor) -> None:
         name = self._modules[self._module_of[id(parameter)]]["name"]
@@ -515,6 +525,71 @@ class Run:
         assert self._sampling is not None and self._manager is not None
         self._manager.set_sampling(self._sampling.round, self._sampling.active_modules, self._sampling.digest)
 
+    def is_managing(self) -> bool:
+        """The run has not ended."""
+        return self._manager is not None and self._report is None
+
+    def steps_for(self, optimizer: Optimizer) -> bool:
+        """The run takes this optimizer's steps apart."""
+        return self.is_managing() and any(optimizer is one for one in self._optimizers)
+
+    def load_optimizer_state(self, optimizer: Optimizer, read: Callable[[torch.Tensor], dict[str, Any] | None]) -> None:
+        """Gives each parameter the state that `read` has for it, module by module; it goes behind the pool before the next
+        module's is read. What the optimizer had before is gone already."""
+        assert self._manager is not None
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for module, parameters in enumerate(self._module_parameters):
+            for parameter in parameters:
+                state = read(parameter) if id(parameter) in mine else None
+                if state is not None:
+                    optimizer.state[parameter] = state
+                del state
+            self._manager.adopt_loaded(module)
+        if self._steps == 0:
+            self._manager.reset_trace()
+
+    @property
+    def steps(self) -> int:
+        """Training steps done, those of the runs before included that this one resumes."""
+        return self._steps_before + self._steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs besides the states of model and optimizer: the steps done and, in mode "sampled", the
+        sampler with its importance, its generator and its place in the round. Steps that are due are done first."""
+        self.flush()
+        state: dict[str, Any] = {"schema": "misa.run/1", "mode": self.mode, "steps": self.steps}
+        if self._sampling is not None:
+            state["sampling"] = self._sampling.state_dict()
+        return state
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError where `load_state_dict` would."""
+        if not self.is_managing():
+            raise ValueError("This run has ended: there is nothing to resume in it.")
+        if not isinstance(state, dict) or state.get("schema") != "misa.run/1":
+            raise ValueError("This is not the state of a run (run.state_dict() gives one). Nothing was changed.")
+        if state.get("mode") != self.mode:
+            raise ValueError(
+                f"The state is of a run in mode {state.get('mode')!r}, and this one is in mode {self.mode!r}. Nothing was changed."
+            )
+        if self._sampling is not None:
+            self._sampling.check_state_dict(state.get("sampling"))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where the run that gave this state was.
+
+        Raises ValueError where it is of another mode, other options or another model; nothing was changed then.
+        """
+        self.check_state_dict(state)
+        assert self._manager is not None
+        self.flush()
+        if self._sampling is not None:
+            self._sampling.load_state_dict(state.get("sampling"))
+            self._publish_sampling()
+            self._manager.watch_gradients()
+            self._manager.resume_sampler(self._sampling.serialized())
+        self._steps_before = int(state["steps"]) - self._steps
+
     def flush(self) -> None:
         """Runs every step that is still due, so that code which reads the optimizer's Python side sees all of it."""
         if self._manager is not None:
@@ -528,6 +603,11 @@ class Run:
         if self._manager is not None:
             self._last_budget = self._manager.session()["budget_bytes"]
         return self._last_budget
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """The models that are managed; none once the run has ended."""
+        return self._models
 
     def modules(self) -> list[dict[str, Any]]:
         """Name, kind, parameters and parameter count of every module."""
@@ -703,7 +783,7 @@ def manage(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: Optimizer | Sequence[Optimizer],
     *,
-    budget: str | int | tuple[str | int, str | int],
+    budget: str | int | tuple[str | int, str | int] | None = None,
     weight: float = 1.0,
     mode: str = "exact",
     step: str = "deferred",
@@ -724,7 +804,8 @@ def manage(
         optimizer: the optimizer, or all of them; a training step ends with the last one's `step()`.
         budget: bytes on the device that this trainer may hold at once, managed state and every other tensor
             ("24GiB", "800MiB" or a number). "auto", or a range such as ("2GiB", "24GiB"): the daemon chooses, and changes
-            it at step boundaries as other trainers come and go; every budget gives the same bits.
+            it at step boundaries as other trainers come and go; every budget gives the same bits. A model made in
+            `misa.empty_init` has one already.
         weight: how much this trainer counts beside others where the daemon chooses budgets.
         mode: "exact" (bit-identical to plain training) or "sampled" (module-wise importance sampling, bit-identical to
             `misa.SampledReference` with the same options).
@@ -744,18 +825,17 @@ def manage(
         ValueError: an option, optimizer or budget that cannot work; nothing was changed.
         RuntimeError: no daemon, no room in its pool or on the disk; nothing was changed.
     """
-    global _current
-    for name, value, allowed in (("mode", mode, _MODES), ("step", step, _STEPS), ("daemon", daemon, _DAEMONS)):
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}.")
-    if _current is not None and _current._report is not None and _current._manager is not None:
-        # An ended run whose model did not fit the budget: over once nobody holds the model any more.
-        if not any(residency != "empty" for _, residency in _current._manager.states()):
-            _current.release()
+    global _current, _growing
+    check_choices(mode=mode, step=step, daemon=daemon)
+    end_unused()
     if _current is not None:
         raise ValueError(
             "misa already manages a model in this process: give all models and optimizers to one misa.manage(...)."
         )
+    if budget is None:
+        if _growing is None:
+            raise ValueError("misa.manage needs a budget, such as budget=\"24GiB\". Nothing was changed.")
+        budget = _growing.budget_bytes
     least_bytes, budget_bytes, elastic = _parse_budget(budget)
     if not 0 < weight <= 1000:
         raise ValueError(f"A weight of {weight!r} makes no sense: it lies above 0 and up to 1000.")
@@ -773,7 +853,10 @@ def manage(
         refuse_sharded(one)
     models = [unwrap_model(one) for one in models]
     optimizers = [unwrap_optimizer(one) for one in optimizers]
-    _current = Run(
+    made = _growing
+    if made is not None:
+        made.check(budget=(least_bytes, budget_bytes) if elastic else budget_bytes, mode=mode, sampled=sampled)
+    run = Run(
         models,
         optimizers,
         budget=budget_bytes,
@@ -791,8 +874,37 @@ def manage(
         stress=stress,
         demand_only=demand_only,
         wait_seconds=wait_seconds,
+        made=made,
     )
-    return _current
+    _growing = None
+    _current = run
+    return run
+
+
+def check_choices(**choices: str) -> None:
+    """Raises ValueError for a mode, a step or a daemon that there is not."""
+    for name, allowed in (("mode", _MODES), ("step", _STEPS), ("daemon", _DAEMONS)):
+        if name in choices and choices[name] not in allowed:
+            raise ValueError(f"{name} is {choices[name]!r}, but must be one of {', '.join(allowed)}.")
+
+
+def end_unused() -> None:
+    """Ends what manages tensors that nobody holds any more: an ended run whose model did not fit the budget, a model that was
+    made under a budget and dropped."""
+    global _growing
+    if _current is not None and _current._report is not None and _current._manager is not None:
+        if not any(residency != "empty" for _, residency in _current._manager.states()):
+            _current.release()
+    if _growing is not None and _current is None and _growing.end_if_unused():
+        _growing = None
+
+
+def parse_budget(budget: str | int) -> int:
+    """Bytes of a budget as people write it."""
+    bytes_ = _C.parse_byte_size(budget) if isinstance(budget, str) else int(budget)
+    if bytes_ <= 0:
+        raise ValueError(f"A budget of {budget!r} holds nothing: it must be above 0 bytes.")
+    return bytes_
 
 
 def _parse_budget(budget: str | int | tuple[str | int, str | int]) -> tuple[int, int, bool]:
@@ -806,16 +918,13 @@ def _parse_budget(budget: str | int | tuple[str | int, str | int]) -> tuple[int,
         if most and least > most:
             raise ValueError(f"A budget between {budget[0]!r} and {budget[1]!r} is no range.")
         return least, most, True
-    size = _C.parse_byte_size(budget) if isinstance(budget, str) else int(budget)
-    if size <= 0:
-        raise ValueError(f"A budget of {budget!r} holds nothing: it must be above 0 bytes.")
-    return 0, size, False
+    return 0, parse_budget(budget), False
 
 
 def _in_child() -> None:
     # The run, its threads and its lease are the parent's.
-    global _current
-    _current = None
+    global _current, _growing
+    _current = _growing = None
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -824,5 +933,6 @@ os.register_at_fork(after_in_child=_in_child)
 @atexit.register
 def _at_exit() -> None:
     # A clean word to the daemon; the memory itself goes with the process.
-    if _current is not None and _current._manager is not None:
-        _current._manager.close_session()
+    manager = open_manager()
+    if manager is not None:
+        manager.close_session()

@@ -60,13 +60,16 @@ class SamplingDriver:
                 "Mode sampled found no matrices inside numbered blocks (like \"blocks.3.ffn.up.weight\") to choose from. "
                 "Nothing was changed."
             )
-        self._sampler = _C.ModuleSampler(
-            options.options(),
-            [(self._groups[i][0], sum(p.numel() for p in self._parameters[i])) for i in self._samplable],
-        )
+        self._sampler = self._make_sampler()
         self._always = [i for i, (_, kind, _, _) in enumerate(self._groups) if kind in options.always]
         self._before = [(p, p.requires_grad) for parameters in self._parameters for p in parameters]
         self._trainable = {id(p) for p, required in self._before if required}
+
+    def _make_sampler(self) -> _C.ModuleSampler:
+        return _C.ModuleSampler(
+            self._options.options(),
+            [(self._groups[i][0], sum(p.numel() for p in self._parameters[i])) for i in self._samplable],
+        )
 
     @property
     def round(self) -> int:
@@ -82,6 +85,35 @@ class SamplingDriver:
         return sorted({self._samplable[i] for i in self._sampler.active()} | set(self._always))
 
     def begin(self) -> None:
+        self._apply()
+
+    def serialized(self) -> bytes:
+        """The sampler's whole state."""
+        return self._sampler.serialize()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "options": dataclasses.asdict(self._options),
+            "sampler": torch.frombuffer(bytearray(self._sampler.serialize()), dtype=torch.uint8),
+        }
+
+    def check_state_dict(self, state: Any) -> bytes:
+        """The sampler's state in it; ValueError where it is damaged or of other modules or options."""
+        try:
+            always, sampler = tuple(state["options"]["always"]), bytes(state["sampler"].tolist())
+        except (TypeError, KeyError, AttributeError):
+            raise ValueError("The saved state has no sampler in it. Nothing was changed.") from None
+        if always != tuple(self._options.always):
+            raise ValueError(
+                f"The saved run always trained the kinds {always}, and this one {tuple(self._options.always)}. Nothing was "
+                "changed."
+            )
+        self._make_sampler().restore(sampler)
+        return sampler
+
+    def load_state_dict(self, state: Any) -> None:
+        """Raises as `check_state_dict`, with nothing changed."""
+        self._sampler.restore(self.check_state_dict(state))
         self._apply()
 
     def end(self) -> None:
@@ -217,6 +249,14 @@ class SampledReference:
     @property
     def active_modules(self) -> list[int]:
         return self._driver.active_modules
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state, for a resume."""
+        return self._driver.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on in the round, and at the step of it, where `state_dict` was taken."""
+        self._driver.load_state_dict(state)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._statistics[id(parameter)] = _C.gradient_statistics(parameter.grad)

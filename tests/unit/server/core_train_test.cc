@@ -319,6 +319,50 @@ TEST_F(CoreTrainTest, FollowsTheSamplerAndTellsWhenItParts) {
   EXPECT_THAT(Describe().last_problem(), HasSubstr("sampler"));
 }
 
+TEST_F(CoreTrainTest, AResumedSamplerIsFollowedFromWhereItGoesOn) {
+  std::vector<policy::SamplerModule> modules;
+  for (int i = 0; i < 6; ++i) modules.push_back({"m" + std::to_string(i), 100});
+  policy::ModuleSampler sampler({0.5, 1, 0.1, 2, 3}, modules);
+  const auto step = [&](v1::StepReport* report) {
+    for (const uint32_t module : sampler.active()) {
+      if (report != nullptr) {
+        v1::ModuleStatistics* statistics = report->add_statistics();
+        statistics->set_module(module);
+        statistics->set_count(10);
+        statistics->set_sum_squares(1.0 + module);
+      }
+      ASSERT_EQ(sampler.Observe(module, {0, 1.0 + module, 10}), "");
+    }
+    sampler.EndStep();
+  };
+  for (int i = 0; i < 5; ++i) step(nullptr);  // in the middle of a round
+
+  Begin(6, 4 * kMiB, v1::MODE_SAMPLED);
+  const std::vector<uint8_t> state = sampler.Serialize();
+  v1::RegisterModulesRequest resume;
+  resume.set_sampler_state(std::string(state.begin(), state.end() - 1) + "x");
+  h_.Register(lease_, resume);
+  EXPECT_EQ(h_.last_reply().error.code, Code::kInvalid);  // damaged: the mirror stays as it was
+  resume.set_sampler_state(std::string(state.begin(), state.end()));
+  h_.Register(lease_, resume);
+  ASSERT_TRUE(h_.last_reply().error.ok()) << h_.last_reply().error.sentence;
+  for (int i = 1; i < 6; ++i) {
+    v1::StepReport report;
+    report.set_step(static_cast<uint64_t>(i));
+    report.set_round(sampler.round());
+    step(&report);
+    report.set_sampler_digest(sampler.Digest());
+    Report(report);
+  }
+  EXPECT_EQ(h_.CountEvents("sampler_mismatch"), 0);
+  EXPECT_EQ(h_.CountEvents("sampler_unmirrored"), 0);
+  v1::StepReport report;
+  report.set_step(6);
+  report.set_sampler_digest(12345);
+  Report(report);
+  EXPECT_EQ(h_.CountEvents("sampler_mismatch"), 1);  // it was followed
+}
+
 TEST_F(CoreTrainTest, DoesNotCryOutOverASamplerThatItCannotFollow) {
   Begin(6, 4 * kMiB, v1::MODE_SAMPLED);
   v1::StepReport report;

@@ -1,0 +1,7 @@
+"""`python -m misa`: see `misa --help`."""
+
+import sys
+
+from ._cli import main
+
+sys.exit(main())
