@@ -160,10 +160,10 @@ class Lease {
   std::map<std::string, int> fds_;
 };
 
-v1::Residency ToProto(FacetState state) {
+v1::Residency ToProto(FacetState state, bool host) {
   switch (state) {
     case FacetState::kEmpty: return v1::RESIDENCY_EMPTY;
-    case FacetState::kAway: return v1::RESIDENCY_DISK;
+    case FacetState::kAway: return host ? v1::RESIDENCY_HOST : v1::RESIDENCY_DISK;
     case FacetState::kLoading: return v1::RESIDENCY_LOADING;
     case FacetState::kReady:
     case FacetState::kDevice: return v1::RESIDENCY_DEVICE;
@@ -230,6 +230,7 @@ class GrpcSession final : public Session {
       daemon.capacity_bytes = options.most_bytes == 0 ? 0 : options.most_bytes / 9 * 10 + (1 << 20);
     }
     daemon.chunk_bytes = options.chunk_bytes;
+    daemon.emulated = options.emulated;
     daemon.deadline_seconds = options.deadline_seconds;
     private_ = PrivateDaemon::Start(daemon, &error);
     if (!private_) return error;
@@ -267,7 +268,7 @@ class GrpcSession final : public Session {
     const grpc::Status status = stub_->RegisterModules(&context, request, &response);
     if (!status.ok()) return Sentence("The modules could not be registered", status);
     if (!have_disk_) {
-      const std::string error = lease_.TakeFd("disk", disk_fd);
+      const std::string error = lease_.TakeFd(info_.below, disk_fd);
       if (!error.empty()) return error;
       have_disk_ = true;
     }
@@ -382,6 +383,9 @@ class GrpcSession final : public Session {
     info_.device_uuid = response.device_uuid();
     info_.device_capacity_bytes = response.device_capacity_bytes();
     info_.link = FromProto(response.link());
+    if (!response.below().empty()) info_.below = response.below();
+    info_.link_modelled = response.link_modelled();
+    info_.link_latency_seconds = response.link_latency_seconds();
     info_.runtime_directory = directory;
     return lease_.TakeFd("chunks", &chunks_);
   }
@@ -444,13 +448,13 @@ class GrpcSession final : public Session {
         report = std::move(queue_.front());
         queue_.pop_front();
       }
-      const v1::TrainRequest request = ToMessage(report);
+      const v1::TrainRequest request = ToMessage(report, info_.below == "host");
       std::lock_guard<std::mutex> lock(write_mutex_);
       if (!stream_->Write(request)) return;
     }
   }
 
-  static v1::TrainRequest ToMessage(const StepReport& report) {
+  static v1::TrainRequest ToMessage(const StepReport& report, bool host) {
     v1::TrainRequest request;
     v1::StepReport* out = request.mutable_report();
     const StepSummary& s = report.summary;
@@ -479,7 +483,7 @@ class GrpcSession final : public Session {
     for (size_t i = 0; i < report.states.size(); ++i) {
       v1::FacetResidency* residency = out->add_residency();
       residency->set_facet(static_cast<uint32_t>(i));
-      residency->set_residency(ToProto(report.states[i]));
+      residency->set_residency(ToProto(report.states[i], host));
     }
     if (report.send_trace && s.trace) Fill(out->mutable_trace(), *s.trace, s.trace_digest);
     v1::LinkRates* rates = out->mutable_measured_link();

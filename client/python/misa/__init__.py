@@ -27,17 +27,20 @@ if _C.torch_version != _torch.__version__:
 
 _C.install_meter()
 
-from . import memory  # noqa: E402
+from . import emulated, memory  # noqa: E402
 from ._manage import Run, current_run, manage, resident  # noqa: E402
 from ._sampling import Sampled, SampledReference  # noqa: E402
 from ._state import state_sha256  # noqa: E402
+from .emulated import Emulated  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
+    "Emulated",
     "Run",
     "Sampled",
     "SampledReference",
     "current_run",
+    "emulated",
     "manage",
     "memory",
     "resident",
