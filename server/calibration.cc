@@ -121,9 +121,9 @@ class Phase {
 
 policy::LinkRates DefaultLink() { return {500e6, 400e6, 300e6, 250e6}; }
 
-std::string Calibrate(device::DiskTier* disk, uint64_t file_bytes, double seconds, policy::LinkRates* link) {
-  std::unique_ptr<device::DiskFile> file;
-  device::DiskOutcome outcome = disk->Create(&file);
+std::string Calibrate(device::LowerTier* disk, uint64_t file_bytes, double seconds, policy::LinkRates* link) {
+  std::unique_ptr<device::TierFile> file;
+  device::TierOutcome outcome = disk->Create(&file);
   if (!outcome.ok()) return outcome.sentence;
   // A full disk calibrates on less rather than not at all.
   file_bytes = std::min(file_bytes, disk->FreeBytes() / 4);

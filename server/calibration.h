@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/device/cpu/disk_tier.h"
+#include "runtime/device/lower_tier.h"
 #include "runtime/policy/planner.h"
 
 namespace misa::server {
@@ -13,6 +13,6 @@ policy::LinkRates DefaultLink();
 
 // Direct reads alone, writes alone, and both at once, in blocks of 4 MiB on a nameless file of `file_bytes`, for at most
 // `seconds` in all. "" or a sentence; `*link` is set only then.
-std::string Calibrate(device::DiskTier* disk, uint64_t file_bytes, double seconds, policy::LinkRates* link);
+std::string Calibrate(device::LowerTier* disk, uint64_t file_bytes, double seconds, policy::LinkRates* link);
 
 }  // namespace misa::server

@@ -13,6 +13,7 @@
 #include <set>
 #include <sstream>
 
+#include "runtime/device/emulated/twin.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/memory/lease_protocol.h"
 
@@ -217,6 +218,30 @@ bool IsLoopback(const std::string& listen) {
   return host.rfind("127.", 0) == 0 || host == "[::1]" || host == "localhost";
 }
 
+// What needs more than one key.
+std::string CheckDevice(const Config& config) {
+  const Config::Device& d = config.device;
+  if (!config.emulated()) {
+    if (d.twin.empty() && d.compute_flops == 0 && d.duplex_factor == 0 && d.latency_seconds < 0) return "";
+    return "device.twin, compute_flops, duplex_factor and latency_seconds belong to an emulated device: set device.kind: "
+           "emulated, or leave them out";
+  }
+  if (d.twin.empty() && (config.link.load_bytes_per_second == 0 || config.link.unload_bytes_per_second == 0)) {
+    return "an emulated device needs a link: give device.twin (" + device::TwinNames() +
+           "), or link.load_bytes_per_second and link.unload_bytes_per_second";
+  }
+  if (d.twin.empty() && d.compute_flops > 0) {
+    return "device.compute_flops says what a twin's rate is a part of, and no device.twin is given";
+  }
+  const Config::Link& l = config.link;
+  if ((l.duplex_load_bytes_per_second > l.load_bytes_per_second && l.load_bytes_per_second > 0) ||
+      (l.duplex_unload_bytes_per_second > l.unload_bytes_per_second && l.unload_bytes_per_second > 0)) {
+    return "an emulated link cannot be faster in a direction while the other one is busy than it is alone: lower "
+           "link.duplex_load_bytes_per_second and link.duplex_unload_bytes_per_second";
+  }
+  return "";
+}
+
 }  // namespace
 
 uint64_t Amount::Of(uint64_t total) const {
@@ -253,15 +278,33 @@ std::vector<std::string> ParseConfig(const std::string& text, const std::string&
           {{"runtime_dir", reader.Text(&result.runtime_dir, CheckAbsolute)},
            {"device", reader.Section({{"kind", reader.Text(&result.device.kind,
                                                            [](const std::string& kind) {
-                                                             return kind == "cpu" ? std::string()
-                                                                                  : "must be cpu (no other kind is known to this "
-                                                                                    "build), and is \"" + kind + "\"";
+                                                             const bool known = kind == "cpu" || kind == "emulated";
+                                                             return known ? std::string()
+                                                                          : "must be cpu or emulated (no other kind is known to "
+                                                                            "this build), and is \"" + kind + "\"";
                                                            })},
+                                      {"twin", reader.Text(&result.device.twin,
+                                                           [](const std::string& twin) {
+                                                             return device::FindTwin(twin) != nullptr
+                                                                        ? std::string()
+                                                                        : "must be one of " + device::TwinNames() +
+                                                                              ", and is \"" + twin + "\"";
+                                                           })},
+                                      {"compute_flops", reader.Number(&result.device.compute_flops,
+                                                                      [](double v) { return v > 0; },
+                                                                      "of operations a second above 0")},
+                                      {"duplex_factor", reader.Number(&result.device.duplex_factor,
+                                                                      [](double v) { return v > 0 && v <= 1; },
+                                                                      "above 0 and up to 1")},
+                                      {"latency_seconds", reader.Number(&result.device.latency_seconds,
+                                                                        [](double v) { return v >= 0 && v <= 1; },
+                                                                        "from 0 to 1")},
                                       {"capacity", reader.Capacity(&result.device.capacity)},
                                       {"chunk", reader.Bytes(&result.device.chunk_bytes, [](uint64_t v) {
                                          const bool fits = v >= 4096 && v <= (1ull << 30) && (v & (v - 1)) == 0;
                                          return fits ? std::string() : std::string("must be a power of two from 4KiB to 1GiB");
                                        })}})},
+           {"host", reader.Section({{"capacity", reader.Capacity(&result.host.capacity)}})},
            {"disk", reader.Section({{"directory", reader.Text(&result.disk.directory, CheckAbsolute)},
                                     {"capacity", reader.Capacity(&result.disk.capacity)},
                                     {"calibrate", reader.Bool(&result.disk.calibrate)}})},
@@ -297,6 +340,10 @@ std::vector<std::string> ParseConfig(const std::string& text, const std::string&
       reader.Fail(exception.mark, "this cannot be read (" + exception.msg + ")");
     }
   }
+  if (errors.empty()) {
+    const std::string problem = CheckDevice(result);
+    if (!problem.empty()) reader.Fail(root["device"] ? root["device"].Mark() : YAML::Mark::null_mark(), problem);
+  }
   if (errors.empty() && result.policy.cold >= result.policy.hot) {
     reader.Fail(policy_mark, "policy.cold must be below policy.hot: a module between them keeps what it was");
   }
@@ -324,6 +371,7 @@ std::vector<std::string> RestartKeys(const Config& before, const Config& after) 
   if (before.runtime_dir != after.runtime_dir) keys.push_back("runtime_dir");
   if (!(before.device == after.device)) keys.push_back("device");
   if (!(before.disk == after.disk)) keys.push_back("disk");
+  if (!(before.host == after.host)) keys.push_back("host");
   if (!(before.link == after.link)) keys.push_back("link");
   if (!(before.metrics == after.metrics)) keys.push_back("metrics");
   if (before.events.memory != after.events.memory) keys.push_back("events.memory");

@@ -23,9 +23,14 @@ struct Amount {
 struct Config {
   std::string runtime_dir;  // $MISA_RUNTIME_DIR, else /run/misa
   struct Device {
-    std::string kind = "cpu";
+    std::string kind = "cpu";  // or "emulated"
     Amount capacity{0, 0.5};
     uint64_t chunk_bytes = 64 << 10;
+    // Of an emulated device; a rate given under `link` holds over the twin's.
+    std::string twin;            // "": all rates are given under `link`
+    double compute_flops = 0;    // what a twin's rate is a part of; 0: measured at the start
+    double duplex_factor = 0;    // 0: the twin's, or 1
+    double latency_seconds = -1; // below 0: the default
     bool operator==(const Device&) const = default;
   } device;
   struct Disk {
@@ -34,7 +39,12 @@ struct Config {
     bool calibrate = true;
     bool operator==(const Disk&) const = default;
   } disk;
-  // Rates that replace measured ones; 0: measured.
+  // The tier below an emulated device.
+  struct Host {
+    Amount capacity{0, 0.5};
+    bool operator==(const Host&) const = default;
+  } host;
+  // Rates that replace measured ones, or make up an emulated device's link; 0: measured, or the twin's.
   struct Link {
     double load_bytes_per_second = 0;
     double unload_bytes_per_second = 0;
@@ -60,6 +70,7 @@ struct Config {
     bool operator==(const Limits&) const = default;
   } limits;
 
+  bool emulated() const { return device.kind == "emulated"; }
   // All four given: nothing is left to measure.
   bool HasLink() const;
 };

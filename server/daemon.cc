@@ -10,6 +10,7 @@
 #include <sys/un.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +18,9 @@
 #include <utility>
 
 #include "runtime/device/cpu/properties.h"
+#include "runtime/device/emulated/compute_rate.h"
+#include "runtime/device/emulated/host_tier.h"
+#include "runtime/device/emulated/twin.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/memory/lease_protocol.h"
 #include "runtime/policy/steady_room.h"
@@ -32,6 +36,9 @@ constexpr char kLockName[] = "misad.lock";
 constexpr char kJournalName[] = "journal.json";
 constexpr uint64_t kCalibrationFileBytes = 256ull << 20;
 constexpr double kCalibrationSeconds = 1.2;
+constexpr double kComputeSeconds = 0.3;
+// Trainers on the cpu and on emulated devices compute in float32.
+constexpr double kTwinElementBytes = 4;
 constexpr int kMaxMessageBytes = 64 << 20;  // a trace of a million positions
 constexpr double kAliveSeconds = 10;
 
@@ -49,6 +56,19 @@ std::string ReadAll(int fd) {
 }
 
 std::string Rate(double bytes_per_second) { return FormatByteSize(static_cast<uint64_t>(bytes_per_second)) + "/s"; }
+
+std::string Rates(const policy::LinkRates& link) {
+  return "loads at " + Rate(link.load) + " and unloads at " + Rate(link.unload) + "; both at once at " +
+         Rate(link.duplex_load) + " and " + Rate(link.duplex_unload);
+}
+
+// What the configuration gives holds over what was measured.
+void Override(const Config::Link& given, policy::LinkRates* link) {
+  if (given.load_bytes_per_second > 0) link->load = given.load_bytes_per_second;
+  if (given.unload_bytes_per_second > 0) link->unload = given.unload_bytes_per_second;
+  if (given.duplex_load_bytes_per_second > 0) link->duplex_load = given.duplex_load_bytes_per_second;
+  if (given.duplex_unload_bytes_per_second > 0) link->duplex_unload = given.duplex_unload_bytes_per_second;
+}
 
 }  // namespace
 
@@ -96,46 +116,89 @@ std::string Daemon::PrepareFolder() {
   return "";
 }
 
+std::string Daemon::OpenDisk(CoreOptions* core) {
+  auto disk = std::make_unique<device::DirectDiskTier>(config_.disk.directory);
+  std::string problem = disk->Open();
+  if (!problem.empty()) return problem;
+  core->device_kind = "cpu";
+  core->device_name = device::CpuName();
+  core->device_uuid = device::CpuUuid();
+  core->below = disk->name();
+  core->disk_capacity_bytes = config_.disk.capacity.Of(disk->FreeBytes());
+  core->disk_block_bytes = disk->block_bytes();
+  core->link = DefaultLink();
+  if (config_.disk.calibrate && !config_.HasLink()) {
+    problem = Calibrate(disk.get(), kCalibrationFileBytes, kCalibrationSeconds, &core->link);
+    if (problem.empty()) {
+      Log(Level::kInfo, "the link to " + config_.disk.directory + " " + Rates(core->link));
+    } else {
+      Log(Level::kWarning, "the link could not be measured: " + problem +
+                               ". Plans start from cautious defaults until trainers have measured it");
+    }
+  }
+  Override(config_.link, &core->link);
+  below_ = std::move(disk);
+  return "";
+}
+
+std::string Daemon::OpenHost(CoreOptions* core) {
+  auto host = std::make_unique<device::HostTier>(device::AvailableMemoryBytes);
+  const device::Twin* twin = device::FindTwin(config_.device.twin);
+  core->device_kind = "emulated";
+  core->device_name = (twin != nullptr ? twin->name + " twin" : std::string("emulated device")) + " on " + device::CpuName();
+  core->device_uuid = "EMULATED-" + device::CpuUuid();
+  core->below = host->name();
+  core->disk_capacity_bytes = config_.host.capacity.Of(device::UsableMemoryBytes());
+  core->disk_block_bytes = host->block_bytes();
+  double factor = config_.device.duplex_factor;
+  if (factor == 0) factor = twin != nullptr ? twin->duplex_factor : 1;
+  if (twin != nullptr) {
+    double flops = config_.device.compute_flops;
+    if (flops == 0) {
+      flops = device::MeasureComputeRate(kComputeSeconds);
+      char text[64];
+      std::snprintf(text, sizeof text, "%.4g", flops);
+      Log(Level::kInfo, "one thread here multiplies float32 matrices at " + std::string(text) +
+                            " operations a second; set device.compute_flops to keep that figure over restarts");
+    }
+    core->link = device::TwinRates(*twin, flops, kTwinElementBytes, factor);
+  } else {
+    core->link.load = config_.link.load_bytes_per_second;
+    core->link.unload = config_.link.unload_bytes_per_second;
+  }
+  Override(config_.link, &core->link);
+  // A rate that was replaced takes the one beside the other direction along.
+  if (config_.link.duplex_load_bytes_per_second == 0) core->link.duplex_load = factor * core->link.load;
+  if (config_.link.duplex_unload_bytes_per_second == 0) core->link.duplex_unload = factor * core->link.unload;
+  core->link_modelled = true;
+  core->link_latency_seconds =
+      config_.device.latency_seconds >= 0 ? config_.device.latency_seconds : device::kDefaultLatencySeconds;
+  const std::string problem = LinkModelOptions{core->link, core->link_latency_seconds}.Check();
+  if (!problem.empty()) return problem + " See device and link in misad's configuration";
+  Log(Level::kInfo, "the emulated link " + Rates(core->link));
+  below_ = std::move(host);
+  return "";
+}
+
 std::string Daemon::Start() {
   std::string problem = PrepareFolder();
   if (!problem.empty()) return problem;
   boot_ = BootId();
 
-  disk_ = std::make_unique<device::DirectDiskTier>(config_.disk.directory);
-  problem = disk_->Open();
-  if (!problem.empty()) return problem;
   events_ = std::make_unique<EventLog>(config_.events.memory);
   problem = events_->Open(config_.events.file);
   if (!problem.empty()) return problem;
 
   CoreOptions core;
   core.version = MISA_VERSION;
-  core.device_name = device::CpuName();
-  core.device_uuid = device::CpuUuid();
   core.device_capacity_bytes = config_.device.capacity.Of(device::UsableMemoryBytes());
   core.chunk_bytes = config_.device.chunk_bytes;
-  core.disk_capacity_bytes = config_.disk.capacity.Of(disk_->FreeBytes());
-  core.disk_block_bytes = disk_->block_bytes();
+  problem = config_.emulated() ? OpenHost(&core) : OpenDisk(&core);
+  if (!problem.empty()) return problem;
   core.policy = config_.policy;
   core.max_sessions = config_.limits.sessions;
   core.module_series_limit = config_.metrics.module_series_limit;
   core.private_daemon = options_.private_daemon;
-  core.link = DefaultLink();
-  if (config_.disk.calibrate && !config_.HasLink()) {
-    problem = Calibrate(disk_.get(), kCalibrationFileBytes, kCalibrationSeconds, &core.link);
-    if (problem.empty()) {
-      Log(Level::kInfo, "the link to " + config_.disk.directory + " loads at " + Rate(core.link.load) + " and unloads at " +
-                            Rate(core.link.unload) + "; both at once at " + Rate(core.link.duplex_load) + " and " +
-                            Rate(core.link.duplex_unload));
-    } else {
-      Log(Level::kWarning, "the link could not be measured: " + problem +
-                               ". Plans start from cautious defaults until trainers have measured it");
-    }
-  }
-  if (config_.link.load_bytes_per_second > 0) core.link.load = config_.link.load_bytes_per_second;
-  if (config_.link.unload_bytes_per_second > 0) core.link.unload = config_.link.unload_bytes_per_second;
-  if (config_.link.duplex_load_bytes_per_second > 0) core.link.duplex_load = config_.link.duplex_load_bytes_per_second;
-  if (config_.link.duplex_unload_bytes_per_second > 0) core.link.duplex_unload = config_.link.duplex_unload_bytes_per_second;
 
   // Who still holds memory from before.
   std::vector<JournalEntry> journal;
@@ -168,7 +231,7 @@ std::string Daemon::Start() {
       LeasePlane::Callbacks{[this](LeaseOpened event) { return scheduler_->Offer(std::move(event)); },
                             [this](LeaseClosed event) { scheduler_->Deliver(std::move(event)); },
                             [this](OrphanEnded event) { scheduler_->Deliver(std::move(event)); }});
-  holdings_ = std::make_unique<Holdings>(disk_.get(), [this](LeaseId lease, const std::string& json, int fd) {
+  holdings_ = std::make_unique<Holdings>(below_.get(), [this](LeaseId lease, const std::string& json, int fd) {
     return leases_->Send(lease, json, fd);
   });
 

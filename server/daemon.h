@@ -11,6 +11,7 @@
 
 #include "runtime/device/cpu/disk_tier.h"
 #include "runtime/device/cpu/unique_fd.h"
+#include "runtime/device/lower_tier.h"
 #include "server/config.h"
 #include "server/grpc/admin_service.h"
 #include "server/grpc/call_table.h"
@@ -58,6 +59,9 @@ class Daemon {
 
  private:
   std::string PrepareFolder();
+  // The tier below the device and the link to it.
+  std::string OpenDisk(CoreOptions* core);
+  std::string OpenHost(CoreOptions* core);
   std::string StartServer();
   std::string StartMetrics();
   void StopMetrics();
@@ -70,7 +74,7 @@ class Daemon {
   KernelRandom random_;
   UniqueFd lock_;
   std::string boot_;
-  std::unique_ptr<device::DirectDiskTier> disk_;
+  std::unique_ptr<device::LowerTier> below_;
   std::unique_ptr<EventLog> events_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<LeasePlane> leases_;

@@ -60,7 +60,7 @@ std::string NodeText(const v1::GetNodeResponse& node, bool color) {
   line("pool", absl::StrCat(FormatByteSize(node.capacity_bytes()), ": ", FormatByteSize(node.leased_bytes()),
                             " leased, ", FormatByteSize(node.free_bytes()), " free, ",
                             FormatByteSize(node.reclaiming_bytes()), " being reclaimed"));
-  line("disk", absl::StrCat(FormatByteSize(node.disk_reserved_bytes()), " reserved of ",
+  line(node.below().empty() ? "disk" : node.below(), absl::StrCat(FormatByteSize(node.disk_reserved_bytes()), " reserved of ",
                             FormatByteSize(node.disk_capacity_bytes())));
   line("link", LinkText(node.link()));
   line("sessions", absl::StrCat(node.sessions()));

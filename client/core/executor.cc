@@ -20,6 +20,8 @@ constexpr double kLookSeconds = 0.5;
 constexpr double kRetrySeconds = 0.001;
 // Spare chunks are given back to the system in parts of at least this size: a call costs more than a page.
 constexpr uint64_t kLeastRelease = 4ull << 20;
+// A load ahead leaves this part of the budget (at most kLeastRelease) to tensors that come in between.
+constexpr uint64_t kAheadMargin = 64;
 constexpr size_t kTransfersInFlight = 2;
 // Room for their pointers is reserved once: uses look facets up without the lock while others are still added.
 constexpr size_t kMostFacets = 1 << 18;
@@ -199,6 +201,8 @@ void Executor::BeginPosition(Lock& lock, const policy::Use* uses, size_t count) 
   thread_position.uses.assign(uses, uses + count);
   if (!options_.demand_only) RunActions(lock);
   if (options_.stress) UnloadUnused();
+  // A load may have waited for other tensors to go, of which nobody tells the mover.
+  if (!load_queue_.empty() && loads_in_flight_ < kTransfersInFlight && HasRoomFor(*load_queue_.front())) link_->Wake();
 }
 
 void Executor::RunActions(Lock& lock) {
@@ -348,7 +352,7 @@ bool Executor::WaitProgress(Lock& lock, Clock::time_point* last, uint64_t* seen,
 
 std::string Executor::Stuck(const Facet& facet) const {
   return "No byte has moved for " + std::to_string(static_cast<int>(options_.wait_seconds)) + " s while " + facet.name +
-         " was waited for: the disk tier does not answer. Its content is safe where it was; the training cannot go on.";
+         " was waited for: " + options_.below + " does not answer. Its content is safe where it was; the training cannot go on.";
 }
 
 bool Executor::AskForMore(Lock& lock, uint64_t smallest) {
@@ -545,7 +549,7 @@ Facet* Executor::PickVictim() {
     if ((state != FacetState::kDevice && state != FacetState::kReady) || f->pins.load() > 0) continue;
     if (f->dirty.load() && f->unload_pause > time) continue;
     // With a trace the one used farthest in the future, else the one used longest ago.
-    const uint64_t score = 1 + (follower_.knows_trace() ? follower_.NextUse(f->id) : now - f->last_use);
+    const uint64_t score = 1 + (follower_.knows_trace() && !options_.demand_only ? follower_.NextUse(f->id) : now - f->last_use);
     if (score > best_score) {
       best_score = score;
       best = f.get();
@@ -640,7 +644,7 @@ std::string Executor::AddOther(uint64_t bytes, bool kept_serves, uint64_t* added
     if (!WaitProgress(lock, &last, &seen, look_seconds)) {
       error = "No byte has moved for " + std::to_string(static_cast<int>(options_.wait_seconds)) +
               " s while room for a tensor of " + FormatByteSize(bytes) +
-              " was waited for: the disk tier does not answer. Managed data is safe where it was.";
+              " was waited for: " + options_.below + " does not answer. Managed data is safe where it was.";
       break;
     }
   }
@@ -666,7 +670,8 @@ bool Executor::PopLoad(Lock& lock, Facet** out, std::vector<Extent>* empty) {
     if (!f->demanded) {
       const uint64_t spare = space_->spare_bytes();
       const uint64_t fresh = f->bytes > spare ? f->bytes - spare : 0;
-      if (fresh > 0 && meter_->total_bytes() - meter_->kept_bytes() + fresh + kLeastRelease > meter_->budget_bytes()) return false;
+      const uint64_t margin = std::min(kLeastRelease, meter_->budget_bytes() / kAheadMargin);
+      if (fresh > 0 && meter_->total_bytes() - meter_->kept_bytes() + fresh + margin > meter_->budget_bytes()) return false;
     }
     if (!TryTake(f, empty)) return false;
     f->queued = false;
@@ -735,7 +740,7 @@ void Executor::MoveLoop() {
           MarkRate();
           --loads_in_flight_;
           UndoTake(f, empty);
-          f->error = "Loading " + f->name + " failed: " + error + " Its content is safe on the disk.";
+          f->error = "Loading " + f->name + " failed: " + error + " Its content is safe on " + options_.below + ".";
           f->state.store(f->discard_after_io ? FacetState::kEmpty : FacetState::kAway);
           f->discard_after_io = false;
           ++progress_;
@@ -769,8 +774,8 @@ void Executor::OnCompletion(const Completion& completion) {
       f->state.store(FacetState::kReady, std::memory_order_seq_cst);
     } else {
       FreeExtents(f);
-      f->error = "Loading " + f->name + " from the disk failed (" + completion.error +
-                 "). The copy on the disk was not changed; the step in progress cannot go on without it.";
+      f->error = "Loading " + f->name + " from " + options_.below + " failed (" + completion.error + "). The copy on " + options_.below +
+                 " was not changed; the step in progress cannot go on without it.";
       problem_ = f->error;
       f->state.store(FacetState::kAway, std::memory_order_seq_cst);
     }
@@ -786,8 +791,8 @@ void Executor::OnCompletion(const Completion& completion) {
       if (state == FacetState::kUnloading || state == FacetState::kDevice || state == FacetState::kReady) {
         f->dirty.store(true, std::memory_order_release);
         f->unload_pause = Clock::now() + kUnloadPause;
-        last_unload_error_ = "unloading " + f->name + " to the disk failed (" + completion.error + ").";
-        problem_ = "Unloading " + f->name + " to the disk failed (" + completion.error +
+        last_unload_error_ = "unloading " + f->name + " to " + options_.below + " failed (" + completion.error + ").";
+        problem_ = "Unloading " + f->name + " to " + options_.below + " failed (" + completion.error +
                    "). It stays in memory with its content; nothing was lost. It is tried again.";
         StopWaitingToUnload(f);
         if (state == FacetState::kUnloading) f->state.store(FacetState::kReady, std::memory_order_seq_cst);
@@ -816,6 +821,7 @@ void Executor::MarkRate() {
 }
 
 policy::LinkRates Executor::Measured() const {
+  if (const policy::LinkRates known = link_->known_rates(); known.load > 0) return known;
   // Rates from little data would only be noise: 0 says "not measured".
   constexpr double kLeastSeconds = 0.2;
   policy::LinkRates rates;

@@ -91,10 +91,12 @@ struct StepSummary {
 struct ExecutorOptions {
   // Unloads everything that is not in use after every position: shows every mistake there is about presence.
   bool stress = false;
-  // Keeps the plan from being used: every load is on demand.
+  // The yardstick: every load is on demand, and what was used longest ago leaves. No plan and no trace is looked at.
   bool demand_only = false;
   // Without any byte moving for so long, a wait ends with a sentence.
   double wait_seconds = 120;
+  // The tier below, for sentences.
+  std::string below = "the disk";
 };
 
 class Executor {
@@ -155,6 +157,8 @@ class Executor {
   ExecutorCounters totals();
   // By facet id.
   std::vector<FacetState> States();
+  // By how much the link's copies were later than its model says, in all.
+  double link_late_seconds() const { return link_->late_seconds(); }
   uint64_t pool_backed_bytes() const { return meter_->pool_bytes(); }
   // A sentence about the last thing that went wrong without stopping the training; taken.
   std::string TakeProblem();

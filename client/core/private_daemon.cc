@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <iomanip>
 #include <thread>
 #include <vector>
 
@@ -43,6 +44,25 @@ void RemoveDirectory(const std::string& path) {
   nftw(path.c_str(), remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
+// The rest of the section `device`, and what belongs to an emulated one besides.
+void WriteEmulated(const EmulatedDevice& device, std::ostream& out) {
+  out.precision(17);
+  const auto key = [&out](const char* name, double value, bool given) {
+    if (given) out << "  " << name << ": " << value << "\n";
+  };
+  if (!device.twin.empty()) out << "  twin: " << std::quoted(device.twin) << "\n";
+  key("compute_flops", device.compute_flops, device.compute_flops != 0);
+  key("duplex_factor", device.duplex_factor, device.duplex_factor != 0);
+  key("latency_seconds", device.latency_seconds, device.latency_seconds >= 0);
+  const policy::LinkRates& rates = device.rates;
+  if (rates.load == 0 && rates.unload == 0 && rates.duplex_load == 0 && rates.duplex_unload == 0) return;
+  out << "link:\n";
+  key("load_bytes_per_second", rates.load, rates.load != 0);
+  key("unload_bytes_per_second", rates.unload, rates.unload != 0);
+  key("duplex_load_bytes_per_second", rates.duplex_load, rates.duplex_load != 0);
+  key("duplex_unload_bytes_per_second", rates.duplex_unload, rates.duplex_unload != 0);
+}
+
 }  // namespace
 
 std::unique_ptr<PrivateDaemon> PrivateDaemon::Start(const PrivateDaemonOptions& options, std::string* error) {
@@ -65,11 +85,15 @@ std::unique_ptr<PrivateDaemon> PrivateDaemon::Start(const PrivateDaemonOptions& 
   {
     std::ofstream out(config);
     out << "runtime_dir: " << directory << "\n"
-        << "device:\n  kind: cpu\n";
+        << "device:\n  kind: " << (options.emulated ? "emulated" : "cpu") << "\n";
     if (options.capacity_bytes > 0) out << "  capacity: " << options.capacity_bytes << "\n";
     if (options.chunk_bytes > 0) out << "  chunk: " << options.chunk_bytes << "\n";
-    out << "disk:\n  directory: " << disk << "\n"
-        << "metrics:\n  listen: \"127.0.0.1:0\"\n";
+    if (options.emulated) {
+      WriteEmulated(*options.emulated, out);
+    } else {
+      out << "disk:\n  directory: " << disk << "\n";
+    }
+    out << "metrics:\n  listen: \"127.0.0.1:0\"\n";
   }
   int ready[2];
   if (pipe2(ready, O_CLOEXEC) != 0) {

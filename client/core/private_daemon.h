@@ -4,15 +4,28 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "runtime/policy/planner.h"
+
 namespace misa {
+
+// An emulated device for a private daemon; what is 0 or empty is the daemon's default.
+struct EmulatedDevice {
+  std::string twin;  // "": rates.load and rates.unload are given
+  double compute_flops = 0;
+  policy::LinkRates rates;
+  double duplex_factor = 0;
+  double latency_seconds = -1;  // below 0: the default
+};
 
 struct PrivateDaemonOptions {
   std::string binary;          // "": $MISA_DAEMON, else misad on PATH
   std::string disk_directory;  // "": $MISA_DISK_DIR, else /var/tmp
   uint64_t capacity_bytes = 0;
   uint64_t chunk_bytes = 0;    // 0: the daemon's default
+  std::optional<EmulatedDevice> emulated;  // none: the cpu device
   double deadline_seconds = 30;
 };
 

@@ -163,10 +163,10 @@ class Lease {
   std::map<std::string, int> fds_;
 };
 
-v1::Residency ToProto(FacetState state) {
+v1::Residency ToProto(FacetState state, bool host) {
   switch (state) {
     case FacetState::kEmpty: return v1::RESIDENCY_EMPTY;
-    case FacetState::kAway: return v1::RESIDENCY_DISK;
+    case FacetState::kAway: return host ? v1::RESIDENCY_HOST : v1::RESIDENCY_DISK;
     case FacetState::kLoading: return v1::RESIDENCY_LOADING;
     case FacetState::kReady:
     case FacetState::kDevice: return v1::RESIDENCY_DEVICE;
@@ -233,6 +233,7 @@ class GrpcSession final : public Session {
       daemon.capacity_bytes = options.most_bytes == 0 ? 0 : options.most_bytes / 9 * 10 + (1 << 20);
     }
     daemon.chunk_bytes = options.chunk_bytes;
+    daemon.emulated = options.emulated;
     daemon.deadline_seconds = options.deadline_seconds;
     private_ = PrivateDaemon::Start(daemon, &error);
     if (!private_) return error;
@@ -277,7 +278,7 @@ class GrpcSession final : public Session {
       }
     }
     if (!have_disk_) {
-      const std::string error = lease_.TakeFd("disk", disk_fd);
+      const std::string error = lease_.TakeFd(info_.below, disk_fd);
       if (!error.empty()) return error;
       have_disk_ = true;
     }
@@ -406,6 +407,9 @@ class GrpcSession final : public Session {
     info_.device_uuid = response.device_uuid();
     info_.device_capacity_bytes = response.device_capacity_bytes();
     info_.link = FromProto(response.link());
+    if (!response.below().empty()) info_.below = response.below();
+    info_.link_modelled = response.link_modelled();
+    info_.link_latency_seconds = response.link_latency_seconds();
     info_.runtime_directory = directory;
     return lease_.TakeFd("chunks", &chunks_);
   }
@@ -471,13 +475,13 @@ class GrpcSession final : public Session {
         queue_.pop_front();
         registered = registered_;
       }
-      const v1::TrainRequest request = ToMessage(report, registered);
+      const v1::TrainRequest request = ToMessage(report, registered, info_.below == "host");
       std::lock_guard<std::mutex> lock(write_mutex_);
       if (!stream_->Write(request)) return;
     }
   }
 
-  static v1::TrainRequest ToMessage(const StepReport& report, const std::set<uint32_t>& registered) {
+  static v1::TrainRequest ToMessage(const StepReport& report, const std::set<uint32_t>& registered, bool host) {
     v1::TrainRequest request;
     v1::StepReport* out = request.mutable_report();
     const StepSummary& s = report.summary;
@@ -507,7 +511,7 @@ class GrpcSession final : public Session {
       if (!registered.contains(static_cast<uint32_t>(i))) continue;  // of a model under construction, and gone
       v1::FacetResidency* residency = out->add_residency();
       residency->set_facet(static_cast<uint32_t>(i));
-      residency->set_residency(ToProto(report.states[i]));
+      residency->set_residency(ToProto(report.states[i], host));
     }
     if (report.send_trace && s.trace) Fill(out->mutable_trace(), *s.trace, s.trace_digest);
     for (const trace::Section& section : report.mode_traces) {

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "client/core/executor.h"
+#include "client/core/private_daemon.h"
 #include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
 #include "runtime/policy/sampler.h"
@@ -38,6 +40,7 @@ struct SessionOptions {
   std::string daemon_binary;
   std::string disk_directory;
   uint64_t chunk_bytes = 0;  // for a private daemon; 0: the daemon's default
+  std::optional<EmulatedDevice> emulated;  // for a private daemon; none: the cpu device
   double deadline_seconds = 30;
 };
 
@@ -52,6 +55,9 @@ struct SessionInfo {
   std::string device_uuid;
   uint64_t device_capacity_bytes = 0;
   policy::LinkRates link;
+  std::string below = "disk";  // the tier below the device: "disk" or "host"
+  bool link_modelled = false;  // copies keep to `link` and this latency
+  double link_latency_seconds = 0;
   bool private_daemon = false;
   int32_t daemon_pid = 0;  // of a private daemon
   std::string runtime_directory;
@@ -107,7 +113,7 @@ class Session {
   virtual const SessionInfo& info() const = 0;
   // The memfd of the session's chunks; the caller owns it. Once.
   virtual int TakeChunks() = 0;
-  // Reserves disk_bytes in all and names the modules. On the first success *disk_fd is the session's file, which the
+  // Reserves disk_bytes in all and names the modules. On the first success *disk_fd is the session's file below, which the
   // caller owns; -1 later. A sentence on failure; what was reserved before stays.
   virtual std::string Register(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes, int* disk_fd) = 0;
   // Where this trainer goes on with an earlier run's sampler: its state (ModuleSampler::Serialize), so that the daemon's

@@ -15,6 +15,7 @@
 #include "client/torch/manager.h"
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
+#include "runtime/device/emulated/twin.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/policy/sampler.h"
 
@@ -58,6 +59,9 @@ py::dict TotalsDict(const RunTotals& t) {
   d["bound_load_bytes"] = t.bound.load_bytes;
   d["bound_unload_bytes"] = t.bound.unload_bytes;
   d["plan_version"] = t.plan_version;
+  d["bound_link_seconds"] = t.bound_link_seconds;
+  d["predicted_step_seconds"] = t.predicted_step_seconds;
+  d["link_late_seconds"] = t.link_late_seconds;
   d["load_bytes_per_second"] = t.link.load;
   d["unload_bytes_per_second"] = t.link.unload;
   d["duplex_load_bytes_per_second"] = t.link.duplex_load;
@@ -106,13 +110,26 @@ StepMode StepModeOf(const std::string& step) {
 }
 
 void BindManager(py::module_& m) {
+  m.def("twins", [] {
+    std::vector<std::pair<std::string, double>> out;
+    for (const device::Twin& twin : device::Twins()) out.emplace_back(twin.name, twin.hiding_tokens);
+    return out;
+  });
+  py::class_<EmulatedDevice>(m, "EmulatedDevice")
+      .def(py::init([](const std::string& twin, double compute_flops, double load, double unload, double duplex_factor,
+                       double latency_seconds) {
+             return EmulatedDevice{twin, compute_flops, {load, unload, 0, 0}, duplex_factor, latency_seconds};
+           }),
+           py::kw_only(), py::arg("twin"), py::arg("compute_flops"), py::arg("load_bytes_per_second"),
+           py::arg("unload_bytes_per_second"), py::arg("duplex_factor"), py::arg("latency_seconds"));
   py::class_<Manager>(m, "Manager")
       // Without parameters (None) the model is still to be made.
       .def(py::init([](const std::optional<ParameterTuples>& parameters, uint64_t budget, bool elastic, uint64_t least,
                        double weight, const std::string& mode, const std::string& step, const std::string& daemon,
                        const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
                        const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
-                       bool stress, bool demand_only, double wait_seconds, bool existing_state) {
+                       bool stress, bool demand_only, double wait_seconds, bool existing_state,
+                       const std::optional<EmulatedDevice>& emulated) {
              ManagerOptions options;
              options.session.budget_bytes = budget;
              options.session.elastic = elastic;
@@ -129,6 +146,7 @@ void BindManager(py::module_& m) {
              options.session.daemon_binary = daemon_binary;
              options.session.chunk_bytes = chunk_bytes;
              options.session.sampling = sampling;
+             options.session.emulated = emulated;
              options.step = StepModeOf(step);
              options.executor.stress = stress;
              options.executor.demand_only = demand_only;
@@ -158,7 +176,7 @@ void BindManager(py::module_& m) {
            py::arg("weight"), py::arg("mode"), py::arg("step"), py::arg("daemon"),
            py::arg("job"), py::arg("runtime_directory"), py::arg("disk_directory"), py::arg("daemon_binary"),
            py::arg("chunk_bytes"), py::arg("sampling"), py::arg("stress"), py::arg("demand_only"),
-           py::arg("wait_seconds"), py::arg("existing_state"))
+           py::arg("wait_seconds"), py::arg("existing_state"), py::arg("emulated"))
       .def("adopt_created",
            [](Manager& self, const std::vector<at::Tensor>& tensors) {
              std::string error;
@@ -359,7 +377,7 @@ void BindManager(py::module_& m) {
       .def("totals", [](Manager& self) { return TotalsDict(self.Totals()); })
       .def("states",
            [](Manager& self) {
-             static const char* const kNames[] = {"empty", "disk", "loading", "device", "device", "unloading"};
+             const std::string kNames[] = {"empty", self.session().below, "loading", "device", "device", "unloading"};
              std::vector<std::pair<std::string, std::string>> out;
              const std::vector<FacetState> states = self.States();
              for (size_t i = 0; i < states.size(); ++i) {
@@ -379,6 +397,7 @@ void BindManager(py::module_& m) {
         d["device_name"] = info.device_name;
         d["device_uuid"] = info.device_uuid;
         d["device_capacity_bytes"] = info.device_capacity_bytes;
+        d["below"] = info.below;
         d["private_daemon"] = info.private_daemon;
         d["daemon_pid"] = info.daemon_pid;
         d["runtime_directory"] = info.runtime_directory;

@@ -8,14 +8,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <set>
 
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
+#include "runtime/device/modelled_link.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/trace/modes.h"
+#include "runtime/policy/step_bound.h"
 
 namespace misa::torch_client {
 namespace {
@@ -32,6 +35,15 @@ constexpr uint64_t kTrimShare = 64;
 constexpr uint32_t kNoModule = UINT32_MAX;
 constexpr char kAlreadyManaged[] =
     "misa already manages a model in this process: give all models and optimizers to one manage(...) call.";
+// A trace whose times have moved by more than this share is worth a new plan; and how soon after the last one.
+constexpr double kRefreshShare = 0.03;
+constexpr uint64_t kFirstRefreshSteps = 2;
+
+double ComputeSeconds(const policy::Trace& trace) {
+  double seconds = 0;
+  for (const policy::TraceEntry& entry : trace.entries) seconds += entry.compute_seconds;
+  return seconds;
+}
 
 uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -243,8 +255,12 @@ std::string Manager::OpenDisk(const std::vector<ModuleDescription>& modules, uin
   std::string error = session_->Register(modules, disk_bytes, &disk);
   if (!error.empty()) return error;
   reserved_disk_bytes_ = disk_bytes;
-  std::unique_ptr<Link> link = MakeUringLink(disk, &error);
+  const SessionInfo& info = session_->info();
+  std::unique_ptr<Link> link = info.link_modelled
+                                   ? MakeModelledLink(disk, {info.link, info.link_latency_seconds}, &error)
+                                   : MakeUringLink(disk, &error);
   if (!link) return error;
+  if (info.below == "host") options_.executor.below = "the host tier";
   keeper_ = std::make_unique<StorageKeeper>(&Manager::OnStorageGone, this);
   executor_ = std::make_unique<Executor>(std::move(space), std::move(link), &DeviceMeter::Get(), keeper_.get(),
                                          options_.executor);
@@ -399,6 +415,7 @@ void Manager::Begin() {
           std::lock_guard<std::mutex> lock(mutex_);
           totals_.bound = offered.bound;
           totals_.plan_version = offered.version;
+          totals_.predicted_step_seconds = offered.plan->step_seconds;
         }
         return refused;
       },
@@ -1151,7 +1168,21 @@ void Manager::OnStep(StepSummary summary) {
     report.send_trace =
         summary.trace_digest != last_trace_sent_ && (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
     last_trace_seen_ = summary.trace_digest;
-    if (report.send_trace) last_trace_sent_ = summary.trace_digest;
+    // The first traces are timed while everything is loaded on demand and memory is touched for the first time. Once a plan
+    // is in force the same trace goes up again where its times have moved, ever more rarely.
+    const double compute = ComputeSeconds(*summary.trace);
+    if (report.send_trace) {
+      refresh_gap_ = kFirstRefreshSteps;
+    } else if (summary.trace_digest == last_trace_sent_ && summary.plan_version > 0 && summary.step >= next_refresh_ &&
+               std::abs(compute - sent_compute_seconds_) > kRefreshShare * sent_compute_seconds_) {
+      report.send_trace = true;
+      refresh_gap_ *= 2;
+    }
+    if (report.send_trace) {
+      last_trace_sent_ = summary.trace_digest;
+      sent_compute_seconds_ = compute;
+      next_refresh_ = summary.step + refresh_gap_;
+    }
     if (totals_.step_seconds.size() < kMaxSteps) {
       totals_.step_seconds.push_back(summary.step_seconds);
       totals_.stall_seconds.push_back(summary.counters.stall_seconds);
@@ -1253,6 +1284,12 @@ RunTotals Manager::Totals() {
     totals = totals_;
   }
   totals.counters = executor_ ? executor_->totals() : ExecutorCounters{};
+  const policy::LinkRates& link = totals.link;
+  if (link.load > 0 && link.unload > 0 && link.duplex_load > 0 && link.duplex_unload > 0) {
+    totals.bound_link_seconds = policy::LinkSeconds(static_cast<double>(totals.bound.load_bytes),
+                                                    static_cast<double>(totals.bound.unload_bytes), link);
+  }
+  totals.link_late_seconds = executor_ ? executor_->link_late_seconds() : 0;
   totals.optimizer_bytes = 0;
   for (const auto& module : modules_) {
     if (module->optimizer != nullptr) totals.optimizer_bytes += keeper_->UsedBytes(*module->optimizer);

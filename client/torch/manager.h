@@ -58,6 +58,9 @@ struct RunTotals {
   std::vector<uint64_t> unloaded_bytes;
   policy::Bound bound;
   uint64_t plan_version = 0;
+  double bound_link_seconds = 0;      // the least time in which the link moves the bound's bytes
+  double predicted_step_seconds = 0;  // by the plan of this version
+  double link_late_seconds = 0;       // of a modelled link: by how much its copies were late, in all
   policy::LinkRates link;  // measured where there is enough of it, else as the daemon calibrated
   uint64_t weights_bytes = 0, gradients_bytes = 0, optimizer_bytes = 0;
   uint64_t parameter_count = 0;
@@ -283,6 +286,9 @@ class Manager final : public TouchHandler {
   } told_budget_;
   std::condition_variable budget_told_;
   uint64_t last_trace_sent_ = 0;
+  double sent_compute_seconds_ = 0;
+  uint64_t next_refresh_ = 0;  // the step from which on it may go up again
+  uint64_t refresh_gap_ = 0;
   uint64_t last_trace_seen_ = 0;
   std::map<trace::TraceMode, uint64_t> mode_traces_sent_;  // digests
   RunTotals totals_;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/policy/planner.h"
+
 namespace misa {
 
 struct Transfer {
@@ -36,6 +38,10 @@ class Link {
   // Ends a Wait in progress or the next one. Any thread.
   virtual void Wake() = 0;
   virtual size_t in_flight() const = 0;
+  // Its rates, where they are known rather than measured: all zero where they are not.
+  virtual policy::LinkRates known_rates() const { return {}; }
+  // By how much completions came later than the link's model says, in all; 0 where there is no model.
+  virtual double late_seconds() const { return 0; }
 };
 
 // Direct I/O through io_uring on the session's file. Takes the fd over. Null and a sentence in *error where the kernel

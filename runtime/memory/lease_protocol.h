@@ -7,6 +7,7 @@
 //   misad -> trainer  {"type":"chunks","bytes":N,"chunk_bytes":N}   + 1 fd: the memfd of this session's chunks
 //                                                                    (size N, sealed against shrinking and growing)
 //   misad -> trainer  {"type":"disk","bytes":N,"block_bytes":N}     + 1 fd: the session's file, opened O_DIRECT|O_RDWR
+//                     {"type":"host","bytes":N,"block_bytes":N}     in its place on an emulated device: a memfd
 //
 // `start_time` is field 22 of /proc/self/stat, so that a recycled pid is told from the trainer.
 #pragma once

@@ -42,7 +42,7 @@ Core::Core(CoreOptions options, const std::vector<JournalEntry>& orphans, Now no
     : options_(std::move(options)),
       policy_(options_.policy),
       device_("device", options_.device_capacity_bytes),
-      disk_("disk", options_.disk_capacity_bytes),
+      disk_(options_.below, options_.disk_capacity_bytes),
       started_at_(now.monotonic_seconds),
       now_(now),
       effects_(effects) {
@@ -308,7 +308,7 @@ void Core::On(const ChunksCreated& event) {
   response.set_chunks_bytes(session->chunks_bytes);
   response.set_chunk_bytes(options_.chunk_bytes);
   response.set_disk_block_bytes(options_.disk_block_bytes);
-  response.set_device_kind("cpu");
+  response.set_device_kind(options_.device_kind);
   response.set_device_name(options_.device_name);
   response.set_device_uuid(options_.device_uuid);
   response.set_device_capacity_bytes(options_.device_capacity_bytes);
@@ -316,6 +316,9 @@ void Core::On(const ChunksCreated& event) {
   response.mutable_link()->set_unload_bytes_per_second(options_.link.unload);
   response.mutable_link()->set_duplex_load_bytes_per_second(options_.link.duplex_load);
   response.mutable_link()->set_duplex_unload_bytes_per_second(options_.link.duplex_unload);
+  response.set_below(options_.below);
+  response.set_link_modelled(options_.link_modelled);
+  response.set_link_latency_seconds(options_.link_latency_seconds);
   if (session->mode == v1::MODE_SAMPLED) *response.mutable_sampling() = session->sampling;
   Answer(call, std::move(response));
   Emit("session_attached", session->name,
@@ -363,10 +366,11 @@ void Core::On(const RegisterCall& event) {
     session->operation_call = 0;
     session->registering.Clear();
     Fail(event.call, {Code::kExhausted,
-                      Amount(wanted) + " of disk were asked for, the session has " + Amount(session->disk_bytes) + ", and " +
-                          Amount(disk_.free_bytes()) + " of the disk tier's " + Amount(disk_.capacity_bytes()) +
-                          " are free; nothing was reserved. End another session, or raise disk.capacity in misad's "
-                          "configuration"});
+                      Amount(wanted) + " of " + options_.below + " were asked for, the session has " +
+                          Amount(session->disk_bytes) + ", and " + Amount(disk_.free_bytes()) + " of the " + options_.below +
+                          " tier's " + Amount(disk_.capacity_bytes()) +
+                          " are free; nothing was reserved. End another session, or raise " + options_.below +
+                          ".capacity in misad's configuration"});
     return;
   }
   session->disk_coming_bytes = wanted - session->disk_bytes;

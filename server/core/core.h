@@ -20,13 +20,19 @@ namespace misa::server {
 
 struct CoreOptions {
   std::string version;
+  std::string device_kind = "cpu";
   std::string device_name;
   std::string device_uuid;
   uint64_t device_capacity_bytes = 0;
   uint64_t chunk_bytes = 64 << 10;
+  // The tier below: "disk" or "host".
+  std::string below = "disk";
   uint64_t disk_capacity_bytes = 0;
   uint32_t disk_block_bytes = 4096;
   policy::LinkRates link;
+  // Trainers keep to `link` and this latency themselves; nothing about it is measured.
+  bool link_modelled = false;
+  double link_latency_seconds = 0;
   PolicyOptions policy;
   uint32_t max_sessions = 64;
   uint32_t module_series_limit = 90;
@@ -154,7 +160,7 @@ class Core {
   const CoreOptions options_;
   PolicyOptions policy_;
   Pool device_;
-  Pool disk_;
+  Pool disk_;  // of the tier below, whichever it is
   bool draining_ = false;
   bool quit_ = false;
   bool ever_attached_ = false;

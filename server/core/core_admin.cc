@@ -20,7 +20,8 @@ void Core::On(const MetricsCall& event) { Answer(event.call, Measure()); }
 v1::GetNodeResponse Core::Node() const {
   v1::GetNodeResponse node;
   node.set_version(options_.version);
-  node.set_device_kind("cpu");
+  node.set_device_kind(options_.device_kind);
+  node.set_below(options_.below);
   node.set_device_name(options_.device_name);
   node.set_device_uuid(options_.device_uuid);
   node.set_capacity_bytes(device_.capacity_bytes());
@@ -282,6 +283,7 @@ Figures Core::Measure() const {
   };
   Figures figures;
   figures.device = pool(device_);
+  figures.below = options_.below;
   figures.disk = pool(disk_);
   figures.orphans = static_cast<uint32_t>(orphans_.size());
   figures.totals = totals_;

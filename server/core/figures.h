@@ -54,6 +54,7 @@ struct ModuleFigure {
 
 struct Figures {
   PoolFigures device;
+  std::string below = "disk";  // the tier that `disk` is
   PoolFigures disk;
   uint32_t sessions = 0;
   uint32_t orphans = 0;

@@ -23,25 +23,25 @@ Error Holdings::Reserve(const ReserveDisk& effect) {
   {
     absl::MutexLock lock(&mutex_);
     const auto found = holdings_.find(effect.lease);
-    if (found == holdings_.end()) return {Code::kInternal, "the lease holds nothing that disk could be added to"};
+    if (found == holdings_.end()) return {Code::kInternal, "the lease holds nothing that memory below could be added to"};
     holding = found->second;
   }
-  const auto fail = [](const device::DiskOutcome& outcome) {
-    return Error{outcome.kind == device::DiskOutcome::kFull ? Code::kExhausted : Code::kInternal, outcome.sentence};
+  const auto fail = [](const device::TierOutcome& outcome) {
+    return Error{outcome.kind == device::TierOutcome::kFull ? Code::kExhausted : Code::kInternal, outcome.sentence};
   };
-  std::unique_ptr<device::DiskFile> created;
-  device::DiskFile* file = holding->file.get();
+  std::unique_ptr<device::TierFile> created;
+  device::TierFile* file = holding->file.get();
   if (file == nullptr) {
-    const device::DiskOutcome outcome = disk_->Create(&created);
+    const device::TierOutcome outcome = below_->Create(&created);
     if (!outcome.ok()) return fail(outcome);
     file = created.get();
   }
-  const device::DiskOutcome outcome = file->Reserve(effect.bytes);
+  const device::TierOutcome outcome = file->Reserve(effect.bytes);
   if (!outcome.ok()) return fail(outcome);
   if (created == nullptr) return {};
   std::string problem = send_(
       effect.lease,
-      nlohmann::json{{"type", "disk"}, {"bytes", effect.bytes}, {"block_bytes", disk_->block_bytes()}}.dump(), file->fd());
+      nlohmann::json{{"type", below_->name()}, {"bytes", effect.bytes}, {"block_bytes", below_->block_bytes()}}.dump(), file->fd());
   if (!problem.empty()) return {Code::kUnavailable, std::move(problem)};
   holding->file = std::move(created);
   return {};
@@ -57,7 +57,9 @@ std::string Holdings::Release(LeaseId lease) {
     holdings_.erase(found);
   }
   // Scrubbed before it is closed: a forked child of the trainer may hold the memfd open, and its pages with it.
-  return holding->chunks.Scrub();
+  std::string problem = holding->chunks.Scrub();
+  if (holding->file != nullptr && problem.empty()) problem = holding->file->Scrub();
+  return problem;
 }
 
 }  // namespace misa::server

@@ -1,4 +1,4 @@
-// What each lease holds: its memfd and its disk file. Device work, done on workers, never on the scheduler's thread.
+// What each lease holds: its memfd and its file in the tier below. Device work, done on workers, never on the scheduler's thread.
 #pragma once
 
 #include <absl/base/thread_annotations.h>
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "runtime/device/cpu/chunk_memory.h"
-#include "runtime/device/cpu/disk_tier.h"
+#include "runtime/device/lower_tier.h"
 #include "server/core/effect.h"
 #include "server/errors.h"
 
@@ -21,7 +21,7 @@ class Holdings {
   // Sends a packet with a descriptor to a lease's peer; "" or a sentence.
   using Send = std::function<std::string(LeaseId lease, const std::string& json, int fd)>;
 
-  Holdings(device::DiskTier* disk, Send send) : disk_(disk), send_(std::move(send)) {}
+  Holdings(device::LowerTier* below, Send send) : below_(below), send_(std::move(send)) {}
 
   // Makes the memfd and sends it, or neither.
   Error Create(const CreateChunks& effect) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -33,10 +33,10 @@ class Holdings {
  private:
   struct Holding {
     device::ChunkMemory chunks;
-    std::unique_ptr<device::DiskFile> file;
+    std::unique_ptr<device::TierFile> file;
   };
 
-  device::DiskTier* const disk_;
+  device::LowerTier* const below_;
   const Send send_;
   absl::Mutex mutex_;
   // Shared, so that a long scrub does not hold the lock: the core never has two operations on one lease.

@@ -66,7 +66,7 @@ std::vector<MetricFamily> MakeFamilies(const Figures& figures, const ProcessFigu
   b.Add(1, {{"version", process.version}});
 
   b.Start("misa_pool_bytes", "Bytes of a tier's pool by state; the states add up to its capacity.", MetricType::Gauge);
-  for (const auto& [tier, pool] : {std::pair{"device", figures.device}, std::pair{"disk", figures.disk}}) {
+  for (const auto& [tier, pool] : {std::pair{std::string("device"), figures.device}, std::pair{figures.below, figures.disk}}) {
     b.Add(D(pool.free), {{"tier", tier}, {"state", "free"}});
     b.Add(D(pool.leased), {{"tier", tier}, {"state", "leased"}});
     b.Add(D(pool.reclaiming), {{"tier", tier}, {"state", "reclaiming"}});

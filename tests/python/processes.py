@@ -35,7 +35,7 @@ class Misad:
     """A misad with sockets, disk tier and configuration in `folder`; ends with the context."""
 
     def __init__(self, folder: Path, *, capacity: int = 512 * MIB, disk_capacity: int = 1024 * MIB, chunk: int = 4096,
-                 extra: str = "") -> None:
+                 device: str = "", extra: str = "") -> None:
         self.folder = folder
         self.runtime_dir = folder / "run"
         self.disk = folder / "disk"
@@ -44,7 +44,7 @@ class Misad:
         self.config = folder / "misad.yaml"
         self.config.write_text(
             f"runtime_dir: {self.runtime_dir}\n"
-            f"device: {{capacity: {capacity}, chunk: {chunk}}}\n"
+            f"device: {{capacity: {capacity}, chunk: {chunk}{device}}}\n"
             f"disk: {{directory: {self.disk}, capacity: {disk_capacity}, calibrate: false}}\n"
             "link: {load_bytes_per_second: 1.0e9, unload_bytes_per_second: 8.0e8, duplex_load_bytes_per_second: 6.0e8, "
             "duplex_unload_bytes_per_second: 5.0e8}\n"

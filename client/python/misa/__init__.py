@@ -48,7 +48,7 @@ except ImportError as _error:
         raise
     import_error = str(_error)
 else:
-    from . import _C, memory
+    from . import _C, emulated, memory
 
     _C.install_meter()
 
@@ -57,13 +57,16 @@ else:
     from ._manage import Run, current_run, manage, resident
     from ._sampling import Sampled, SampledReference
     from ._state import state_sha256
+    from .emulated import Emulated
 
 __all__ = [
+    "Emulated",
     "Run",
     "Sampled",
     "SampledReference",
     "current_run",
     "empty_init",
+    "emulated",
     "from_safetensors",
     "load",
     "load_weights",

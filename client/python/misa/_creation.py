@@ -146,7 +146,7 @@ class empty_init:  # noqa: N801: used as a context, like torch.no_grad
                 "misa.manage. Nothing was changed."
             )
         manager = _C.Manager(parameters=None, budget=self._budget_bytes, elastic=False, least=0, weight=1.0,
-                             existing_state=False, **self._options)
+                             existing_state=False, **self._options, emulated=None)
         if manager.session()["private_daemon"] and self._options["daemon"] == "auto":
             print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
         _torch_save.install()

@@ -32,6 +32,7 @@ from ._optimizers import (
 )
 from ._sampling import Sampled, SamplingDriver
 from ._wrappers import refuse_sharded, unwrap_model, unwrap_optimizer, world_size
+from .emulated import Emulated, parse, with_compute
 from .memory import Timeline
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Run:
         runtime_dir: str | None,
         disk: str | None,
         chunk_bytes: int,
+        emulated: Emulated | None,
         stress: bool,
         demand_only: bool,
         wait_seconds: float,
@@ -200,6 +202,7 @@ class Run:
                 demand_only=demand_only,
                 wait_seconds=wait_seconds,
                 existing_state=existing_state,
+                emulated=emulated.for_daemon() if emulated is not None else None,
             )
         if made is None and self._manager.session()["private_daemon"] and daemon == "auto":
             print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
@@ -649,15 +652,11 @@ class Run:
         def median(values: list[Any]) -> float:
             return statistics.median(settled(values)) if values else 0.0
 
-        # No step is shorter than its compute (the step less its stalls), nor than either direction of the link at its full
-        # rate. The daemon's bound knows more, but times the compute on one early step; the lower of the two is the bound.
+        # No step is shorter than its compute (the step less its stalls), nor than the link's time for its bytes. The daemon's bound knows more, but times the compute on one early step; the lower of the two is the bound.
         compute = [step - stall for step, stall in zip(totals["step_seconds"], totals["stall_seconds"])]
         # The fastest step's: a bound that a slow moment of the machine could raise would be none.
         bound_step_seconds = min(settled(compute)) if compute else 0.0
-        for direction in ("load", "unload"):
-            rate = totals[f"{direction}_bytes_per_second"]
-            if rate > 0:
-                bound_step_seconds = max(bound_step_seconds, totals[f"bound_{direction}_bytes"] / rate)
+        bound_step_seconds = max(bound_step_seconds, totals["bound_link_seconds"])
         if totals["bound_step_seconds"] > 0:
             bound_step_seconds = min(bound_step_seconds, totals["bound_step_seconds"])
         return {
@@ -670,6 +669,7 @@ class Run:
             "bound_step_seconds": bound_step_seconds,
             "h2d_bytes_per_step": median(totals["loaded_bytes"]),
             "d2h_bytes_per_step": median(totals["unloaded_bytes"]),
+            "bound_link_seconds": totals["bound_link_seconds"],
             "bound_h2d_bytes_per_step": totals["bound_load_bytes"],
             "bound_d2h_bytes_per_step": totals["bound_unload_bytes"],
             "device_peak_bytes": _C.peak_bytes(),
@@ -681,6 +681,7 @@ class Run:
             "drops": totals["drops"],
             "departures": totals["departures"],
             "plan_version": totals["plan_version"],
+            "predicted_step_seconds": totals["predicted_step_seconds"],
             "module_count": len(self._modules),
             "parameter_count": totals["parameter_count"],
             "weights_bytes": totals["weights_bytes"],
@@ -689,6 +690,8 @@ class Run:
             "notices": totals["notices"],
             "step_seconds": totals["step_seconds"],
             "stall_seconds": totals["stall_seconds"],
+            "loaded_bytes": totals["loaded_bytes"],
+            "unloaded_bytes": totals["unloaded_bytes"],
             "device": {
                 "kind": session["device_kind"],
                 "name": session["device_name"],
@@ -697,6 +700,8 @@ class Run:
                 "d2h_bytes_per_second": totals["unload_bytes_per_second"],
                 "total_bytes_per_second": totals["duplex_load_bytes_per_second"]
                 + totals["duplex_unload_bytes_per_second"],
+                # Of a modelled link: by how much its copies came later than the model says, in all.
+                "late_seconds": totals["link_late_seconds"],
             },
             "timeline": self._timeline.samples,
         }
@@ -793,6 +798,7 @@ def manage(
     runtime_dir: str | None = None,
     disk: str | None = None,
     chunk_bytes: int = 0,
+    device: str | Emulated | None = None,
     stress: bool = False,
     demand_only: bool = False,
     wait_seconds: float = 120.0,
@@ -817,8 +823,10 @@ def manage(
         runtime_dir: where misad's sockets are; default $MISA_RUNTIME_DIR or /run/misa.
         disk: directory of a private daemon's disk tier; default $MISA_DISK_DIR or /var/tmp.
         chunk_bytes: chunk size of a private daemon; 0 for its default.
+        device: what a private daemon's device is: "cpu" (the default), "emulated:rtx-3090" or another twin, or a
+            `misa.Emulated`. An emulated device is always a private daemon's; see docs/emulated.md.
         stress: keep nothing on the device that need not be there. For tests.
-        demand_only: never prefetch. For measurements.
+        demand_only: load on demand alone, and let go what was used longest ago. For measurements.
         wait_seconds: when no byte has moved for so long, a wait ends with an error.
 
     Raises:
@@ -853,8 +861,18 @@ def manage(
         refuse_sharded(one)
     models = [unwrap_model(one) for one in models]
     optimizers = [unwrap_optimizer(one) for one in optimizers]
+    emulated = parse(device)
+    if emulated is not None:
+        if daemon == "required":
+            raise ValueError("An emulated device is a private daemon's, and daemon=\"required\" asks for the node's: give the "
+                             "node's misad `device: {kind: emulated, …}` in its configuration instead, or leave daemon out.")
+        daemon = "private"
+        emulated = with_compute(emulated, models)
     made = _growing
     if made is not None:
+        if emulated is not None:
+            raise ValueError("This model was made in misa.empty_init, whose device cannot become an emulated one: give "
+                             "device= where the model is made in the ordinary way. Nothing was changed.")
         made.check(budget=(least_bytes, budget_bytes) if elastic else budget_bytes, mode=mode, sampled=sampled)
     run = Run(
         models,
@@ -871,6 +889,7 @@ def manage(
         runtime_dir=runtime_dir,
         disk=disk,
         chunk_bytes=chunk_bytes,
+        emulated=emulated,
         stress=stress,
         demand_only=demand_only,
         wait_seconds=wait_seconds,

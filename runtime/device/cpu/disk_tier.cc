@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "runtime/device/cpu/unique_fd.h"
 #include "runtime/memory/byte_size.h"
 
 namespace misa::device {
@@ -39,11 +40,11 @@ uint32_t FindBlockBytes(int fd) {
   return kDefaultBlockBytes;
 }
 
-class DirectDiskFile : public DiskFile {
+class DirectDiskFile : public TierFile {
  public:
   DirectDiskFile(UniqueFd fd, std::string directory) : fd_(std::move(fd)), directory_(std::move(directory)) {}
 
-  DiskOutcome Reserve(uint64_t bytes) override {
+  TierOutcome Reserve(uint64_t bytes) override {
     if (bytes <= bytes_) return {};
     int result;
     do {
@@ -60,7 +61,7 @@ class DirectDiskFile : public DiskFile {
     if (ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0) left = " (and the part already taken could not be given back)";
     const std::string asked = FormatByteSize(bytes) + " (" + std::to_string(bytes) + " bytes)";
     if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-      return {DiskOutcome::kFull, "the disk at " + directory_ + " cannot hold the " + asked + " asked for: " +
+      return {TierOutcome::kFull, "the disk at " + directory_ + " cannot hold the " + asked + " asked for: " +
                                       FormatByteSize(free_bytes) + " (" + std::to_string(free_bytes) +
                                       " bytes) are free" + left +
                                       "; nothing was reserved. Free some space there, or set disk.directory to a larger disk"};
@@ -70,7 +71,7 @@ class DirectDiskFile : public DiskFile {
     if (error == EOPNOTSUPP) {
       sentence += " This file system cannot reserve space: set disk.directory to a folder on ext4 or XFS";
     }
-    return {DiskOutcome::kFailed, std::move(sentence)};
+    return {TierOutcome::kFailed, std::move(sentence)};
   }
 
   int fd() const override { return fd_.get(); }
@@ -91,14 +92,14 @@ std::string DirectDiskTier::Open() {
     return "the disk tier's folder " + directory_ + " could not be created (" + error.message() +
            "); create it, or set disk.directory to a folder that misad may write to";
   }
-  std::unique_ptr<DiskFile> probe;
-  DiskOutcome outcome = Create(&probe);
+  std::unique_ptr<TierFile> probe;
+  TierOutcome outcome = Create(&probe);
   if (!outcome.ok()) return outcome.sentence;
   block_bytes_ = FindBlockBytes(probe->fd());
   return "";
 }
 
-DiskOutcome DirectDiskTier::Create(std::unique_ptr<DiskFile>* file) {
+TierOutcome DirectDiskTier::Create(std::unique_ptr<TierFile>* file) {
   UniqueFd fd(open(directory_.c_str(), O_TMPFILE | O_DIRECT | O_RDWR | O_CLOEXEC, 0600));
   if (!fd.valid()) {
     const int error = errno;
@@ -109,7 +110,7 @@ DiskOutcome DirectDiskTier::Create(std::unique_ptr<DiskFile>* file) {
     } else {
       sentence += " Set disk.directory to a folder that misad may write to";
     }
-    return {error == ENOSPC ? DiskOutcome::kFull : DiskOutcome::kFailed, std::move(sentence)};
+    return {error == ENOSPC ? TierOutcome::kFull : TierOutcome::kFailed, std::move(sentence)};
   }
   *file = std::make_unique<DirectDiskFile>(std::move(fd), directory_);
   return {};

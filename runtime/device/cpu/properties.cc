@@ -26,13 +26,13 @@ uint64_t ReadLimit(const std::string& path) {
   return kNoLimit;
 }
 
-uint64_t TotalMemoryBytes() {
+uint64_t MemoryInfo(const std::string& wanted) {
   std::ifstream in("/proc/meminfo");
   std::string key;
   uint64_t kib = 0;
   std::string unit;
   while (in >> key >> kib >> unit) {
-    if (key == "MemTotal:") return kib * 1024;
+    if (key == wanted) return kib * 1024;
   }
   return 0;
 }
@@ -94,7 +94,9 @@ uint64_t CgroupLimitBytes(const std::string& proc_cgroup, const std::string& roo
 }
 
 uint64_t UsableMemoryBytes() {
-  return std::min(TotalMemoryBytes(), CgroupLimitBytes(ReadText("/proc/self/cgroup"), "/sys/fs/cgroup"));
+  return std::min(MemoryInfo("MemTotal:"), CgroupLimitBytes(ReadText("/proc/self/cgroup"), "/sys/fs/cgroup"));
 }
+
+uint64_t AvailableMemoryBytes() { return std::min(MemoryInfo("MemAvailable:"), UsableMemoryBytes()); }
 
 }  // namespace misa::device

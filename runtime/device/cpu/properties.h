@@ -12,6 +12,8 @@ std::string CpuName();
 std::string CpuUuid();
 // The smaller of the machine's memory and the limits of the cgroups (v1 and v2) this process is in.
 uint64_t UsableMemoryBytes();
+// Of those, what can be had now without taking it from anybody (free, or cache that can go).
+uint64_t AvailableMemoryBytes();
 // Out of the text of /proc/self/cgroup and a root to read the limits under; for tests.
 uint64_t CgroupLimitBytes(const std::string& proc_cgroup, const std::string& root);
 

@@ -7,10 +7,11 @@
 namespace misa::server {
 namespace {
 
-class FullDisk : public device::DiskTier {
+class FullDisk : public device::LowerTier {
  public:
-  device::DiskOutcome Create(std::unique_ptr<device::DiskFile>*) override {
-    return {device::DiskOutcome::kFull, "the disk is full"};
+  const char* name() const override { return "disk"; }
+  device::TierOutcome Create(std::unique_ptr<device::TierFile>*) override {
+    return {device::TierOutcome::kFull, "the disk is full"};
   }
   uint32_t block_bytes() const override { return 4096; }
   uint64_t FreeBytes() const override { return 0; }

@@ -58,7 +58,7 @@ limits: {sessions: 3, queue: 99}
 TEST(Config, NamesThePlaceAndWhatIsAllowed) {
   EXPECT_THAT(Errors("device:\n  capcity: 8GiB\n"),
               ElementsAre(StartsWith("misad.yaml:2:3: the key device.capcity is unknown (did you mean capacity?); known here are "
-                                     "kind, capacity, chunk")));
+                                     "kind, twin, ")));
   EXPECT_THAT(Errors("zzzzzzzz: 1\n"), ElementsAre(StartsWith("misad.yaml:1:1: the key zzzzzzzz is unknown; known here are")));
   EXPECT_THAT(Errors("limits: {sessions: many}"), ElementsAre(HasSubstr("limits.sessions must be a whole number from 1 to 4096, "
                                                                         "and is \"many\"")));
@@ -66,7 +66,7 @@ TEST(Config, NamesThePlaceAndWhatIsAllowed) {
   EXPECT_THAT(Errors("device: {chunk: 100KiB}"), ElementsAre(HasSubstr("must be a power of two")));
   EXPECT_THAT(Errors("device: {capacity: 120%}"), ElementsAre(HasSubstr("a share from 1% to 100%")));
   EXPECT_THAT(Errors("device: {capacity: 8 GiBs}"), ElementsAre(HasSubstr("the unit \"GiBs\" is unknown")));
-  EXPECT_THAT(Errors("device: {kind: cuda}"), ElementsAre(HasSubstr("must be cpu")));
+  EXPECT_THAT(Errors("device: {kind: cuda}"), ElementsAre(HasSubstr("must be cpu or emulated")));
   EXPECT_THAT(Errors("runtime_dir: relative"), ElementsAre(HasSubstr("must be an absolute path")));
   EXPECT_THAT(Errors("disk: {calibrate: perhaps}"), ElementsAre(HasSubstr("must be true or false")));
   EXPECT_THAT(Errors("policy: {alpha: .nan}"), ElementsAre(HasSubstr("policy.alpha must be a number above 0")));
@@ -78,6 +78,39 @@ TEST(Config, NamesThePlaceAndWhatIsAllowed) {
   EXPECT_THAT(Errors("events: {memory: 1, memory: 2}"), ElementsAre(HasSubstr("is given twice")));
   EXPECT_THAT(Errors("a: [1"), ElementsAre(HasSubstr("this is not YAML")));
   EXPECT_THAT(Errors("- list"), ElementsAre(HasSubstr("the file must be a mapping")));
+}
+
+TEST(Config, ReadsAnEmulatedDevice) {
+  Config config;
+  ASSERT_THAT(ParseConfig("device: {kind: emulated, twin: rtx-3090}", "misad.yaml", &config), IsEmpty());
+  EXPECT_TRUE(config.emulated());
+  EXPECT_EQ(config.device.twin, "rtx-3090");
+  EXPECT_EQ(config.host.capacity.Of(1000), 500u);
+  ASSERT_THAT(ParseConfig("device: {kind: emulated, twin: h200, compute_flops: 7.5e10, duplex_factor: 0.8, latency_seconds: 1e-5}\n"
+                          "host: {capacity: 2GiB}\n",
+                          "misad.yaml", &config),
+              IsEmpty());
+  EXPECT_EQ(config.device.compute_flops, 7.5e10);
+  EXPECT_EQ(config.device.duplex_factor, 0.8);
+  EXPECT_EQ(config.device.latency_seconds, 1e-5);
+  EXPECT_EQ(config.host.capacity.Of(1), 2ull << 30);
+  ASSERT_THAT(ParseConfig("device: {kind: emulated}\nlink: {load_bytes_per_second: 1GB, unload_bytes_per_second: 1GB}", "f", &config),
+              IsEmpty());
+  EXPECT_FALSE(config.HasLink());
+}
+
+TEST(Config, RefusesADeviceThatIsNone) {
+  EXPECT_THAT(Errors("device: {kind: emulated}"), ElementsAre(HasSubstr("misad.yaml:1:9: an emulated device needs a link")));
+  EXPECT_THAT(Errors("device: {kind: emulated, twin: rtx-9999}"),
+              ElementsAre(HasSubstr("device.twin must be one of rtx-3090, a100-80g, h200, and is \"rtx-9999\"")));
+  EXPECT_THAT(Errors("device: {twin: h200}"), ElementsAre(HasSubstr("set device.kind: emulated")));
+  EXPECT_THAT(Errors("device: {kind: emulated, twin: h200, compute_flops: 0}"), ElementsAre(HasSubstr("above 0")));
+  EXPECT_THAT(Errors("device: {kind: emulated, twin: h200, duplex_factor: 1.5}"), ElementsAre(HasSubstr("above 0 and up to 1")));
+  EXPECT_THAT(Errors("device: {kind: emulated, compute_flops: 1e9}\nlink: {load_bytes_per_second: 1, unload_bytes_per_second: 1}"),
+              ElementsAre(HasSubstr("no device.twin is given")));
+  EXPECT_THAT(Errors("device: {kind: emulated}\nlink: {load_bytes_per_second: 1GB, unload_bytes_per_second: 1GB, "
+                     "duplex_load_bytes_per_second: 2GB}"),
+              ElementsAre(HasSubstr("faster in a direction")));
 }
 
 TEST(Config, ReportsEveryMistakeAndChangesNothing) {

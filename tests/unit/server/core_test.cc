@@ -29,6 +29,27 @@ TEST(Core, AttachesAndEnds) {
   EXPECT_EQ(h.CountEvents("session_ended"), 1);
 }
 
+TEST(Core, AnEmulatedDeviceTellsItsLinkAndItsTier) {
+  CoreOptions options = CoreHarness::Defaults();
+  options.device_kind = "emulated";
+  options.below = "host";
+  options.disk_capacity_bytes = 10 * kMiB;
+  options.link_modelled = true;
+  options.link_latency_seconds = 1e-5;
+  CoreHarness h(options);
+  const LeaseId lease = h.Attach(kMiB);
+  const auto attached = h.last<v1::AttachResponse>();
+  EXPECT_EQ(attached.device_kind(), "emulated");
+  EXPECT_EQ(attached.below(), "host");
+  EXPECT_TRUE(attached.link_modelled());
+  EXPECT_EQ(attached.link_latency_seconds(), 1e-5);
+  EXPECT_EQ(h.Node().below(), "host");
+  h.Register(lease, MakeModules(1, kMiB, 11 * kMiB));
+  EXPECT_EQ(h.last_reply().error.code, Code::kExhausted);
+  EXPECT_THAT(h.last_reply().error.sentence, HasSubstr("of the host tier's 10MiB"));
+  EXPECT_THAT(h.last_reply().error.sentence, HasSubstr("raise host.capacity"));
+}
+
 TEST(Core, RefusesWithASentenceAndChangesNothing) {
   CoreHarness h;
   h.Attach(80 * kMiB);

@@ -10,16 +10,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class FakeFile : public device::DiskFile {
+class FakeFile : public device::TierFile {
  public:
   FakeFile(uint64_t* room, int* open) : room_(room), open_(open) { ++*open_; }
   ~FakeFile() override {
     *room_ += bytes_;
     --*open_;
   }
-  device::DiskOutcome Reserve(uint64_t bytes) override {
+  device::TierOutcome Reserve(uint64_t bytes) override {
     if (bytes <= bytes_) return {};
-    if (bytes - bytes_ > *room_) return {device::DiskOutcome::kFull, "the fake disk is full"};
+    if (bytes - bytes_ > *room_) return {device::TierOutcome::kFull, "the fake disk is full"};
     *room_ -= bytes - bytes_;
     bytes_ = bytes;
     return {};
@@ -33,10 +33,11 @@ class FakeFile : public device::DiskFile {
   uint64_t bytes_ = 0;
 };
 
-class FakeDisk : public device::DiskTier {
+class FakeDisk : public device::LowerTier {
  public:
-  device::DiskOutcome Create(std::unique_ptr<device::DiskFile>* file) override {
-    if (broken) return {device::DiskOutcome::kFailed, "the fake disk is broken"};
+  const char* name() const override { return "disk"; }
+  device::TierOutcome Create(std::unique_ptr<device::TierFile>* file) override {
+    if (broken) return {device::TierOutcome::kFailed, "the fake disk is broken"};
     *file = std::make_unique<FakeFile>(&room, &open);
     return {};
   }

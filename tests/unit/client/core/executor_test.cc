@@ -352,6 +352,21 @@ TEST(Executor, DemandOnlyFollowsNoPlan) {
   EXPECT_EQ(rig.executor->totals().loads_demand, 2u);
 }
 
+// Even where the trace is known: the one used longest ago goes, which in a loop over too much is always the next one.
+TEST(Executor, DemandOnlyLetsTheLeastRecentlyUsedGo) {
+  Rig rig({.space_bytes = 2 * kChunk, .executor = {.demand_only = true}});
+  std::vector<uint32_t> facets;
+  for (uint64_t i = 0; i < 3; ++i) {
+    facets.push_back(rig.Add(1));
+    ASSERT_EQ(rig.Create(facets[i], i), "");
+  }
+  for (int step = 0; step < 3; ++step) {
+    for (uint64_t i = 0; i < 3; ++i) ASSERT_EQ(rig.Check(facets[i], i), "");
+    rig.executor->EndStep();
+  }
+  EXPECT_EQ(rig.executor->totals().loads_demand, 9u);
+}
+
 TEST(Executor, UnderStressNothingStaysThatIsNotInUse) {
   Rig rig({.executor = {.stress = true}});
   std::vector<uint32_t> facets;
