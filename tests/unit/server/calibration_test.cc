@@ -4,6 +4,8 @@
 
 #include <filesystem>
 
+#include "runtime/device/cpu/disk_tier.h"
+
 namespace misa::server {
 namespace {
 
