@@ -50,6 +50,9 @@ bench-policy: build ## the planner beside the bound, cache policies and the exac
 package: setup ## the wheel, installed into an empty folder and trained with
 	@tools/package.sh
 
+package: setup ## the wheel, installed into an empty folder and trained with
+	@tools/package.sh
+
 lint: ## formatting and syntax
 	@tools/setup.sh lint
 	@tools/lint.sh

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from pathlib import Path
 from typing import Any
 
 import misa
@@ -10,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from demo.cgroup import CgroupUnavailable, MemoryCgroup
 from tests.python.beside import digest
 from tests.python.models import MODELS, Mlp, Transformer, loss_of
-from tests.python.processes import MIB, Misad
+from tests.python.processes import MIB, Misad, TrainerProcess
 
 
 class Initialised(nn.Module):
@@ -225,3 +228,58 @@ def test_what_does_not_fit_is_a_sentence(shared_misad):
     with pytest.raises(ValueError, match="above 0"):
         misa.empty_init(budget=0)
     misa.manage(*_small(), **options(shared_misad, 4 * MIB)).release()
+
+
+LARGE = """
+import sys, misa, torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(7)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(2048, 2048) for _ in range({layers}))
+if {managed}:
+    torch.zeros(1).add_(1)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with misa.empty_init(budget={budget}, daemon="private", disk="{disk}"):
+        model = Model()
+else:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    model = Model()
+import hashlib
+digest = hashlib.sha256()
+for p in model.parameters():
+    with misa.resident(p):
+        digest.update(memoryview(p.detach().reshape(-1).numpy()))
+print("sha256", digest.hexdigest(), flush=True)
+print("peak", misa.memory.peak_bytes(), flush=True)
+"""
+
+
+def test_a_model_larger_than_the_memory_there_is(folder):
+    """256 MiB of weights, and a memory cgroup that the kernel holds 144 MiB above what the bare interpreter takes."""
+    layers, budget = 16, 96 * MIB
+    with TrainerProcess(folder, program=LARGE.format(layers=layers, managed=False, budget=0, disk=folder)) as trainer:
+        trainer.line("ready")
+        trainer.go_on()
+        expected = trainer.line("sha256")
+        trainer.end()
+    try:
+        group = MemoryCgroup("creation")
+    except CgroupUnavailable as error:
+        pytest.skip(str(error))
+    with group:
+        program = "import os\n" + LARGE.format(layers=layers, managed=True, budget=budget, disk=folder)
+        join = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
+        with TrainerProcess(folder, program=join + program) as trainer:
+            (group._path / "cgroup.procs").write_text(str(trainer.pid), encoding="ascii")
+            trainer.line("ready")
+            group.set_limit(group.usage_bytes() + 144 * MIB)
+            trainer.go_on()
+            assert trainer.line("sha256") == expected
+            assert int(trainer.line("peak")) <= budget
+            trainer.end()
+        assert group.oom_kills() == 0
