@@ -123,7 +123,8 @@ void BlockMappings::Reclaim(uint64_t bytes) {
   while (given < bytes && !kept_.empty()) {
     Kept& oldest = kept_.front();
     // Whole huge pages, and no crumbs: a rest that is smaller than one goes along.
-    const uint64_t wanted = (bytes - given + kHugePage - 1) / kHugePage * kHugePage;
+    const uint64_t missing = std::min<uint64_t>(bytes - given, oldest.size);  // `bytes` may be more than there is
+    const uint64_t wanted = (missing + kHugePage - 1) / kHugePage * kHugePage;
     const uint64_t most = oldest.size < wanted + kHugePage ? oldest.size : wanted;
     char* from = oldest.begin;
     const size_t cut = CutFront(&oldest, most);

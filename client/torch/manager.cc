@@ -1256,8 +1256,8 @@ std::vector<trace::Section> Manager::NewModeTraces(const policy::Trace& step) {
   }
   std::vector<trace::Section> found = trace::FindModes(step, kinds);
   std::erase_if(found, [&](const trace::Section& section) {
-    uint64_t& sent = mode_traces_sent_[section.mode];
-    return std::exchange(sent, policy::Digest(section.trace)) == sent;
+    const uint64_t digest = policy::Digest(section.trace);
+    return std::exchange(mode_traces_sent_[section.mode], digest) == digest;
   });
   return found;
 }
