@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-ecosystem bench-policy package lint clean
+.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-doors bench-ecosystem bench-policy package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -33,7 +33,7 @@ test-tsan: setup ## unit tests under the thread sanitizer
 exactness: build ## managed beside plain training: families, optimizers, loops, budgets (EXACTNESS_ARGS)
 	@$(PYTHON) -m tests.exactness $(EXACTNESS_ARGS)
 
-bench: bench-memory-limit bench-observer bench-policy ## every benchmark, reports in out/bench
+bench: bench-memory-limit bench-observer bench-policy bench-doors ## every benchmark, reports in out/bench
 
 bench-memory-limit: build ## training under a memory limit beside swap and memory-mapped files (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.memory_limit $(BENCH_ARGS)
@@ -49,6 +49,9 @@ bench-policy: build ## the planner beside the bound, cache policies and the exac
 
 package: setup ## the wheel, installed into an empty folder and trained with
 	@tools/package.sh
+
+bench-doors: build ## what raw pointers into managed memory cost (BENCH_ARGS)
+	@$(PYTHON) -m tests.bench.doors $(BENCH_ARGS)
 
 lint: ## formatting and syntax
 	@tools/setup.sh lint
