@@ -334,6 +334,7 @@ TEST_F(OthersFaults, WhatCannotBeHadEndsWithASentence) {
 TEST_F(OthersFaults, WithoutAServerTheyAreAsBefore) {
   EXPECT_EXIT(
       {
+        signal(SIGSEGV, SIG_DFL);
         Rig rig;
         const uint32_t id = rig.Add(1);
         rig.Create(id, 1);
