@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-doors bench-ecosystem bench-policy package lint clean
+.PHONY: help setup build demo test test-asan test-tsan test-compiled exactness bench bench-memory-limit bench-observer bench-doors bench-ecosystem bench-policy package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,9 @@ test-asan: setup ## unit tests under the address and undefined-behaviour sanitiz
 test-tsan: setup ## unit tests under the thread sanitizer
 	@tools/build.sh tsan
 	@tools/test.sh tsan
+
+test-compiled: build ## managed models compiled by Inductor (half a minute of compiling)
+	@$(PYTHON) -m pytest tests/python/compiled_graphs.py $(PYTEST_ARGS)
 
 exactness: build ## managed beside plain training: families, optimizers, loops, budgets (EXACTNESS_ARGS)
 	@$(PYTHON) -m tests.exactness $(EXACTNESS_ARGS)
