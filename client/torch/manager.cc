@@ -839,11 +839,19 @@ std::string Manager::Look(const c10::StorageImpl* storage) {
   Slot* slot = storage != nullptr ? StorageTable::Get().Find(storage) : nullptr;
   if (slot == nullptr || InForkedChild()) return "";  // there the storage says it
   KeepFaultDoor();
-  executor_->MarkRaw(slot->facet);
-  const Touched touched{slot->facet, policy::kRead};
-  std::string error = Touch(&touched, 1);
-  if (error.empty()) EndTouch(&touched, 1);
-  return error;
+  Facet& facet = *slot->facet;
+  executor_->MarkRaw(&facet);
+  if (facet.module != kNoModule && modules_[facet.module].get() != stepping && modules_[facet.module]->pending.load()) {
+    const std::string error = RunPending(facet.module);
+    if (!error.empty()) return error;
+  }
+  // No position of the training: a look is not repeated with every step.
+  const policy::Use use{facet.id, policy::kRead};
+  const std::string error = executor_->Use(&use, 1, /*position=*/false);
+  if (!error.empty()) return error;
+  keeper_->Heal(facet);  // an earlier failure's sentence must not outlive the failure
+  executor_->EndUse(&use, 1);
+  return "";
 }
 
 void Manager::PinTogether(const std::vector<at::Tensor>& tensors, std::vector<Touched>* pinned) {
