@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan exactness bench bench-memory-limit bench-observer bench-ecosystem bench-policy bench-twins package lint clean
+.PHONY: help setup build demo test test-asan test-tsan test-compiled exactness bench bench-memory-limit bench-observer bench-doors bench-ecosystem bench-policy bench-twins package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -30,10 +30,13 @@ test-tsan: setup ## unit tests under the thread sanitizer
 	@tools/build.sh tsan
 	@tools/test.sh tsan
 
+test-compiled: build ## managed models compiled by Inductor (half a minute of compiling)
+	@$(PYTHON) -m pytest tests/python/compiled_graphs.py $(PYTEST_ARGS)
+
 exactness: build ## managed beside plain training: families, optimizers, loops, budgets (EXACTNESS_ARGS)
 	@$(PYTHON) -m tests.exactness $(EXACTNESS_ARGS)
 
-bench: bench-memory-limit bench-observer bench-policy bench-twins ## every benchmark, reports in out/bench
+bench: bench-memory-limit bench-observer bench-policy bench-twins bench-doors ## every benchmark, reports in out/bench
 
 bench-memory-limit: build ## training under a memory limit beside swap and memory-mapped files (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.memory_limit $(BENCH_ARGS)
@@ -52,6 +55,9 @@ package: setup ## the wheel, installed into an empty folder and trained with
 
 bench-twins: build ## trainings on emulated twins of three GPUs, against the bound and plain training (BENCH_ARGS="--quick")
 	@$(PYTHON) -m tests.bench.twins $(BENCH_ARGS)
+
+bench-doors: build ## what raw pointers into managed memory cost (BENCH_ARGS)
+	@$(PYTHON) -m tests.bench.doors $(BENCH_ARGS)
 
 lint: ## formatting and syntax
 	@tools/setup.sh lint

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "client/core/fault_door.h"
 #include "runtime/memory/byte_size.h"
 
 namespace misa {
@@ -27,6 +28,9 @@ constexpr size_t kTransfersInFlight = 2;
 constexpr size_t kMostFacets = 1 << 18;
 // After a failed unload, for how long the same facet is left alone.
 constexpr auto kUnloadPause = std::chrono::seconds(1);
+// For how long what a raw pointer was used on leaves after everything else: two facets that one piece of code uses in turn
+// must not push each other out at every access.
+constexpr auto kRawPause = std::chrono::milliseconds(50);
 
 // What this thread's present position holds: uses within it need no lock.
 struct ThreadPosition {
@@ -48,6 +52,16 @@ bool Within(const std::vector<policy::Use>& position, const policy::Use* uses, s
     if (!found) return false;
   }
   return true;
+}
+
+// What a use does with the addresses.
+Access Needed(const policy::Use& use) {
+  return use.access & (policy::kWrite | policy::kCreate) ? Access::kWrite : Access::kRead;
+}
+
+std::string CannotAllow(const Facet& facet) {
+  return "The system has no room to change what may be done with the memory of " + facet.name + " (" +
+         std::strerror(errno) + "); vm.max_map_count may be too low. Nothing was lost.";
 }
 
 bool SameFacets(const std::vector<policy::Use>& position, const policy::Use* uses, size_t count) {
@@ -85,6 +99,9 @@ Executor::~Executor() {
   uint64_t held = space_->spare_bytes();
   for (auto& facet : facets_) {
     for (const Extent& extent : facet->extents) held += extent.bytes;
+    FreeAside(facet.get());
+    if (facet->surrendered) continue;
+    RemoveFaultRange(facet->fault_range);
     ChunkSpace::FreeAddress(facet->address, facet->bytes);
   }
   meter_->SubtractPool(held);
@@ -113,6 +130,7 @@ Facet* Executor::AddFacet(uint32_t module, FacetKind kind, uint64_t bytes, uint6
     return nullptr;
   }
   facet->id = static_cast<uint32_t>(facets_.size());
+  facet->fault_range = AddFaultRange(facet->address, facet->bytes, facet.get());
   facets_.push_back(std::move(facet));
   return facets_.back().get();
 }
@@ -131,7 +149,9 @@ std::string Executor::Use(const policy::Use* uses, size_t count, bool position) 
     Facet& f = *facets_[uses[i].facet];
     // Pinned first, looked at second; an unload does it the other way round, so one of the two sees the other.
     f.pins.fetch_add(1, std::memory_order_seq_cst);
-    if (f.state.load(std::memory_order_seq_cst) != FacetState::kDevice) present = false;
+    if (f.state.load(std::memory_order_seq_cst) != FacetState::kDevice || f.access.load() < Needed(uses[i])) {
+      present = false;
+    }
   }
   const bool same = !position || (thread_position.executor == this &&
                                   thread_position.count == position_count_.load(std::memory_order_relaxed) &&
@@ -150,7 +170,9 @@ std::string Executor::Use(const policy::Use* uses, size_t count, bool position) 
       Enqueue(f, /*front=*/true);
     }
     for (size_t i = 0; i < count && error.empty(); ++i) {
-      error = EnsurePresent(lock, facets_[uses[i].facet].get(), (uses[i].access & policy::kCreate) != 0);
+      Facet* f = facets_[uses[i].facet].get();
+      error = EnsurePresent(lock, f, (uses[i].access & policy::kCreate) != 0);
+      if (error.empty() && !Allow(f, Needed(uses[i]))) error = CannotAllow(*f);
     }
     if (error.empty() && !same) RunActions(lock);
     if (!error.empty()) {
@@ -174,6 +196,57 @@ std::string Executor::Use(const policy::Use* uses, size_t count, bool position) 
 
 void Executor::EndUse(const policy::Use* uses, size_t count) {
   for (size_t i = 0; i < count; ++i) facets_[uses[i].facet]->pins.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+bool Executor::Allow(Facet* facet, Access access, bool exactly) {
+  const Access now = facet->access.load();
+  if (now == access || (now > access && !exactly)) return true;
+  if (!ChunkSpace::Protect(facet->address, facet->bytes, access)) return false;
+  facet->access.store(access, std::memory_order_seq_cst);
+  return true;
+}
+
+std::string Executor::Reach(Facet* facet) {
+  facet->raw.store(true, std::memory_order_relaxed);
+  facet->pins.fetch_add(1, std::memory_order_seq_cst);
+  std::string error;
+  {
+    Lock lock(mutex_);
+    if (facet->surrendered) {
+      facet->pins.fetch_sub(1, std::memory_order_seq_cst);
+      return "";
+    }
+    const FacetState state = facet->state.load();
+    const bool there = state == FacetState::kDevice || state == FacetState::kReady || state == FacetState::kUnloading;
+    // What could be read has faulted because it was to be written.
+    const bool write = there && facet->access.load() != Access::kNone;
+    if (state == FacetState::kAway) {
+      facet->error.clear();  // of a prefetch that nobody waited for
+      Enqueue(facet, /*front=*/true);
+    }
+    error = EnsurePresent(lock, facet, /*create=*/false);
+    if (error.empty() && !Allow(facet, write ? Access::kWrite : Access::kRead)) error = CannotAllow(*facet);
+    if (error.empty() && write) facet->dirty.store(true, std::memory_order_release);
+    if (!error.empty()) {
+      Dequeue(facet);
+      moved_.notify_all();
+    }
+    facet->last_use = position_count_.load(std::memory_order_relaxed);
+    facet->raw_until = Clock::now() + kRawPause;
+  }
+  facet->pins.fetch_sub(1, std::memory_order_seq_cst);
+  return error;
+}
+
+void Executor::Veil(Facet* facet, bool on) {
+  Lock lock(mutex_);
+  facet->veiled.store(on);
+  if (!on) return;
+  const FacetState state = facet->state.load();
+  if (state != FacetState::kDevice && state != FacetState::kReady && state != FacetState::kUnloading) return;
+  // A copy that reads at these very addresses cannot go on without them; the veil falls when it is done.
+  if (facet->writing && facet->aside == nullptr) return;
+  Allow(facet, Access::kNone, /*exactly=*/true);
 }
 
 void Executor::BeginPosition(Lock& lock, const policy::Use* uses, size_t count) {
@@ -417,10 +490,49 @@ bool Executor::TryTake(Facet* facet, std::vector<Extent>* empty) {
   return space_->Take(facet->bytes, &facet->extents, empty);
 }
 
-std::string Executor::MapExtents(Facet* facet, const std::vector<Extent>& empty) {
+std::string Executor::MapExtents(Facet* facet, char* address, const std::vector<Extent>& empty) {
   std::string error = space_->Back(empty);
-  if (error.empty()) error = space_->Map(facet->address, facet->extents);
+  if (error.empty()) error = space_->Map(address, facet->extents);
   return error;
+}
+
+std::string Executor::MapAside(Facet* facet, const std::vector<Extent>& empty) {
+  facet->aside = static_cast<char*>(ChunkSpace::ReserveAddress(facet->bytes));
+  if (facet->aside == nullptr) return "No address space is left.";
+  std::string error = MapExtents(facet, facet->aside, empty);
+  if (!error.empty()) FreeAside(facet);
+  return error;
+}
+
+void Executor::FreeAside(Facet* facet) {
+  if (facet->aside != nullptr) ChunkSpace::FreeAddress(std::exchange(facet->aside, nullptr), facet->bytes);
+}
+
+std::string Executor::PutInPlace(Facet* facet) {
+  const Access access = facet->veiled.load() ? Access::kNone : Access::kRead;
+  if (!ChunkSpace::Protect(facet->aside, facet->bytes, access)) {
+    const std::string error = CannotAllow(*facet);
+    FreeAside(facet);
+    return error;
+  }
+  facet->access.store(access);
+  std::string error = ChunkSpace::Move(std::exchange(facet->aside, nullptr), facet->address, facet->extents);
+  if (!error.empty()) facet->access.store(Access::kNone);
+  return error;
+}
+
+// Before the copy to the disk begins: from here on a write is noticed. False where it cannot be.
+bool Executor::PrepareUnload(Facet* facet) {
+  // What must not be seen by raw pointers meanwhile, or may have to be hidden from some before the copy is done, is
+  // copied from other addresses.
+  if (facet->access.load() == Access::kNone || facet->raw.load()) {
+    if (!MapAside(facet, {}).empty()) return false;
+  }
+  if (facet->access.load() == Access::kWrite && !Allow(facet, Access::kRead, /*exactly=*/true)) {
+    FreeAside(facet);
+    return false;
+  }
+  return true;
 }
 
 void Executor::UndoTake(Facet* facet, const std::vector<Extent>& empty) {
@@ -470,8 +582,12 @@ std::string Executor::TakeRoom(Lock& lock, Facet* facet) {
   --room_waiters_;
   if (waited) counters_.stall_seconds += duration<double>(Clock::now() - start).count();
   if (!error.empty()) return error;
-  error = MapExtents(facet, empty);
-  if (!error.empty()) UndoTake(facet, empty);
+  error = MapExtents(facet, facet->address, empty);
+  if (!error.empty()) {
+    UndoTake(facet, empty);
+  } else {
+    facet->access.store(Access::kWrite);
+  }
   return error;
 }
 
@@ -481,9 +597,44 @@ std::string Executor::Create(Facet* facet) {
 }
 
 void Executor::FreeExtents(Facet* facet) {
+  facet->access.store(Access::kNone);
   ChunkSpace::Unmap(facet->address, facet->bytes);
   space_->Give(facet->extents);
   facet->extents.clear();
+}
+
+std::string Executor::Surrender(Facet* facet, const std::vector<Extent>& parts) {
+  void* fresh = ChunkSpace::MakeMemory(facet->bytes);
+  if (fresh == nullptr) {
+    return "The system has no memory for " + facet->name + " (" + FormatByteSize(facet->bytes) +
+           ") outside the pool. It stays managed; nothing was lost.";
+  }
+  Lock lock(mutex_);
+  // Who writes meanwhile waits for this lock, and writes to the new memory then.
+  bool possible = Allow(facet, Access::kRead, /*exactly=*/true);
+  if (possible) {
+    for (const Extent& part : parts) {
+      std::memcpy(static_cast<char*>(fresh) + part.offset, facet->address + part.offset, part.bytes);
+    }
+    possible = ChunkSpace::Replace(facet->address, fresh, facet->bytes);
+  }
+  if (!possible) {
+    const std::string error = CannotAllow(*facet);
+    ChunkSpace::FreeAddress(fresh, facet->bytes);
+    return error;
+  }
+  RemoveFaultRange(facet->fault_range);
+  facet->surrendered = true;
+  facet->access.store(Access::kWrite);
+  facet->dirty.store(false);
+  facet->orphan_write = facet->writing;
+  StopWaitingToUnload(facet);
+  space_->Give(facet->extents);
+  facet->extents.clear();
+  facet->state.store(FacetState::kEmpty);
+  ++progress_;
+  moved_.notify_all();
+  return "";
 }
 
 void Executor::Discard(Facet* facet) {
@@ -542,12 +693,17 @@ void Executor::StartUnload(Facet* facet) {
 Facet* Executor::PickVictim() {
   Facet* best = nullptr;
   uint64_t best_score = 0;
+  Facet* raw = nullptr;  // of those that raw pointers were used on a moment ago, the one longest ago
   const uint64_t now = position_count_.load(std::memory_order_relaxed);
   const auto time = Clock::now();
   for (auto& f : facets_) {
     const FacetState state = f->state.load();
     if ((state != FacetState::kDevice && state != FacetState::kReady) || f->pins.load() > 0) continue;
     if (f->dirty.load() && f->unload_pause > time) continue;
+    if (f->raw_until > time) {
+      if (raw == nullptr || f->raw_until < raw->raw_until) raw = f.get();
+      continue;
+    }
     // With a trace the one used farthest in the future, else the one used longest ago.
     const uint64_t score = 1 + (follower_.knows_trace() && !options_.demand_only ? follower_.NextUse(f->id) : now - f->last_use);
     if (score > best_score) {
@@ -555,7 +711,7 @@ Facet* Executor::PickVictim() {
       best = f.get();
     }
   }
-  return best;
+  return best != nullptr ? best : raw;
 }
 
 bool Executor::EvictOne(Lock& lock) {
@@ -718,13 +874,18 @@ void Executor::MoveLoop() {
           continue;
         }
         unload_queue_.erase(unload_queue_.begin() + static_cast<std::ptrdiff_t>(i));
+        if (!PrepareUnload(f)) {
+          FailUnload(f, "there is no room for another mapping of it");
+          continue;
+        }
         // Cleared now: whoever writes from here on sets it again, and the copy does not count then.
         f->dirty.store(false, std::memory_order_release);
         f->writing = true;
         MarkRate();
         ++unloads_in_flight_;
         unloading_bytes_ += f->bytes;
-        link_->Submit({Transfer::Direction::kUnload, f->address, f->disk_offset, f->bytes, f->id});
+        link_->Submit({Transfer::Direction::kUnload, f->aside != nullptr ? f->aside : f->address, f->disk_offset, f->bytes,
+                       f->id});
       }
       for (;;) {
         if (stopping_) break;
@@ -734,7 +895,7 @@ void Executor::MoveLoop() {
         MarkRate();
         ++loads_in_flight_;
         lock.unlock();
-        const std::string error = MapExtents(f, empty);
+        const std::string error = MapAside(f, empty);
         lock.lock();
         if (!error.empty()) {
           MarkRate();
@@ -747,12 +908,21 @@ void Executor::MoveLoop() {
           moved_.notify_all();
           break;
         }
-        link_->Submit({Transfer::Direction::kLoad, f->address, f->disk_offset, f->bytes, f->id});
+        link_->Submit({Transfer::Direction::kLoad, f->aside, f->disk_offset, f->bytes, f->id});
       }
     }
     completions.clear();
     link_->Wait(kLookSeconds, &completions);
     if (completions.empty()) continue;
+    for (Completion& completion : completions) {
+      if (completion.direction != Transfer::Direction::kLoad) continue;
+      Facet* f = facets_[completion.tag].get();
+      if (completion.error.empty()) {
+        completion.error = PutInPlace(f);
+      } else {
+        FreeAside(f);
+      }
+    }
     Lock lock(mutex_);
     for (const Completion& completion : completions) OnCompletion(completion);
     ++progress_;
@@ -771,6 +941,7 @@ void Executor::OnCompletion(const Completion& completion) {
       f->discard_after_io = false;
       FreeExtents(f);
     } else if (completion.error.empty()) {
+      if (f->veiled.load()) Allow(f, Access::kNone, /*exactly=*/true);  // since a moment ago
       f->state.store(FacetState::kReady, std::memory_order_seq_cst);
     } else {
       FreeExtents(f);
@@ -784,18 +955,17 @@ void Executor::OnCompletion(const Completion& completion) {
     unloading_bytes_ -= f->bytes;
     rate_.unload_bytes[mode] += static_cast<double>(completion.bytes);
     f->writing = false;
+    FreeAside(f);
     // What it wrote died meanwhile; the facet may have new content already, which it says nothing about.
     if (std::exchange(f->orphan_write, false)) return;
     const FacetState state = f->state.load();
+    if (f->veiled.load() && (state == FacetState::kDevice || state == FacetState::kReady)) {
+      Allow(f, Access::kNone, /*exactly=*/true);  // what Veil left for this moment
+    }
     if (!completion.error.empty()) {
       if (state == FacetState::kUnloading || state == FacetState::kDevice || state == FacetState::kReady) {
         f->dirty.store(true, std::memory_order_release);
-        f->unload_pause = Clock::now() + kUnloadPause;
-        last_unload_error_ = "unloading " + f->name + " to " + options_.below + " failed (" + completion.error + ").";
-        problem_ = "Unloading " + f->name + " to " + options_.below + " failed (" + completion.error +
-                   "). It stays in memory with its content; nothing was lost. It is tried again.";
-        StopWaitingToUnload(f);
-        if (state == FacetState::kUnloading) f->state.store(FacetState::kReady, std::memory_order_seq_cst);
+        FailUnload(f, completion.error);
       }
       return;
     }
@@ -808,6 +978,15 @@ void Executor::OnCompletion(const Completion& completion) {
       f->state.store(FacetState::kAway, std::memory_order_seq_cst);
     }
   }
+}
+
+void Executor::FailUnload(Facet* f, const std::string& why) {
+  f->unload_pause = Clock::now() + kUnloadPause;
+  last_unload_error_ = "unloading " + f->name + " to " + options_.below + " failed (" + why + ").";
+  problem_ = "Unloading " + f->name + " to " + options_.below + " failed (" + why +
+             "). It stays in memory with its content; nothing was lost. It is tried again.";
+  StopWaitingToUnload(f);
+  if (f->state.load() == FacetState::kUnloading) f->state.store(FacetState::kReady, std::memory_order_seq_cst);
 }
 
 int Executor::RateMode() const { return (loads_in_flight_ > 0 ? 1 : 0) | (unloads_in_flight_ > 0 ? 2 : 0); }

@@ -6,8 +6,13 @@
 //      ^                 |  ^                  |                                     |                   |
 //      +----discard------+  +------used--------+              kAway <----failure-----+   kDevice <--used-+
 //
-// kReady and kDevice both have their bytes on the device; kDevice is also attached, that is, its tensors point there.
+// kReady and kDevice both have their bytes on the device; kDevice is also attached, that is, its owner knows.
 // Attaching and detaching happens on the threads that compute, never on the one that moves bytes.
+//
+// Whoever holds a raw pointer needs no use: the addresses show nothing but whole and present content. A load arrives at
+// other addresses and is put into place when it is complete; content that has not changed since its load is read-only, and
+// so is content on its way out, so that no write goes unnoticed (an access that is not possible comes to Reach, see
+// fault_door.h).
 #pragma once
 
 #include <atomic>
@@ -48,9 +53,18 @@ struct Facet {
   std::atomic<int32_t> pins{0};
   // The content differs from the copy on the disk.
   std::atomic<bool> dirty{false};
+  // What the addresses allow now.
+  std::atomic<Access> access{Access::kNone};
+  // Somebody may hold raw pointers into it.
+  std::atomic<bool> raw{false};
+  // The content is not what it has to be for who looks (an optimizer step is due): raw pointers come to Reach first.
+  std::atomic<bool> veiled{false};
 
   // Guarded by the executor's lock:
   std::vector<Extent> extents;
+  char* aside = nullptr;        // other addresses of the extents, where a copy under way reads or writes
+  size_t fault_range = 0;
+  bool surrendered = false;     // its addresses are ordinary memory now, and somebody else's
   bool queued = false;          // in the load queue
   bool demanded = false;        // a thread waits for it
   bool prefetched = false;      // present because of a plan, not used since
@@ -60,6 +74,7 @@ struct Facet {
   uint64_t last_use = 0;        // count of positions, for eviction without a trace
   std::string error;            // why the last load failed
   std::chrono::steady_clock::time_point unload_pause{};  // after a failed unload, not before then again
+  std::chrono::steady_clock::time_point raw_until{};     // a raw pointer was used a moment ago: others leave first
 };
 
 // What the tensors' side does when a facet's bytes come and go. Called with the executor's lock held; must not call back.
@@ -123,8 +138,19 @@ class Executor {
   std::string Use(const policy::Use* uses, size_t count, bool position);
   void EndUse(const policy::Use* uses, size_t count);
 
+  // For raw pointers: makes the facet present, and one that is present already writable. A sentence where it cannot be.
+  std::string Reach(Facet* facet);
+  // Raw pointers into the facet may exist from now on, taken in a way that was seen.
+  void MarkRaw(Facet* facet) { facet->raw.store(true, std::memory_order_relaxed); }
+  // With `on`, raw pointers show nothing until a use or Reach after the next call without.
+  void Veil(Facet* facet, bool on);
+
   // Gives an empty facet room on the device (attached by the caller's next Attach), pinned; counts as a position.
   std::string Create(Facet* facet);
+  // The end: the facet's addresses become ordinary memory with the content of these parts of it, so that nothing that points
+  // there notices. The memory is the caller's, who has counted it and holds the facet in use. A sentence on failure; nothing
+  // has changed then.
+  std::string Surrender(Facet* facet, const std::vector<Extent>& parts);
   // The content is dead. Any thread.
   void Discard(Facet* facet);
 
@@ -170,6 +196,8 @@ class Executor {
   void BeginPosition(Lock& lock, const policy::Use* uses, size_t count);
   std::string EnsurePresent(Lock& lock, Facet* facet, bool create);
   void AttachLocked(Facet* facet);
+  // Lets the present facet's addresses allow this much; less only where `exactly`.
+  bool Allow(Facet* facet, Access access, bool exactly = false);
   void RunActions(Lock& lock);
   void Perform(const std::vector<policy::Action>& actions);
   void FinishStepIfDue(Lock& lock);
@@ -187,8 +215,14 @@ class Executor {
 
   bool HasRoomFor(const Facet& facet) const;
   bool TryTake(Facet* facet, std::vector<Extent>* empty);
-  std::string MapExtents(Facet* facet, const std::vector<Extent>& empty);
   std::string AddOther(uint64_t bytes, bool kept_serves, uint64_t* added);
+  std::string MapExtents(Facet* facet, char* address, const std::vector<Extent>& empty);
+  std::string MapAside(Facet* facet, const std::vector<Extent>& empty);
+  void FreeAside(Facet* facet);
+  // Puts a complete load into its place.
+  std::string PutInPlace(Facet* facet);
+  bool PrepareUnload(Facet* facet);
+  void FailUnload(Facet* facet, const std::string& why);
   void UndoTake(Facet* facet, const std::vector<Extent>& empty);
   void FreeExtents(Facet* facet);
   std::string TakeRoom(Lock& lock, Facet* facet);

@@ -7,9 +7,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
 
+#include "client/core/fault_door.h"
 #include "client/core/meter.h"
 #include "client/core/timeline.h"
 #include "client/torch/manager.h"
@@ -74,6 +78,38 @@ py::dict TotalsDict(const RunTotals& t) {
   return d;
 }
 
+// Runs a step that a raw pointer's use has made due. A thread without the interpreter's lock may be one that the lock's owner
+// waits for (a worker of a parallel loop), so it waits no longer than it has to.
+std::string GuardedStep(double wait_seconds, const std::function<std::string()>& step) {
+  if (PyGILState_Check()) return step();
+  struct Errand {
+    std::mutex mutex;
+    std::condition_variable done;
+    bool finished = false;
+    std::string error;
+  };
+  auto errand = std::make_shared<Errand>();
+  std::thread([errand, step] {
+    std::string error = step();
+    std::lock_guard<std::mutex> lock(errand->mutex);
+    errand->error = std::move(error);
+    errand->finished = true;
+    errand->done.notify_all();
+  }).detach();
+  std::unique_lock<std::mutex> lock(errand->mutex);
+  if (errand->done.wait_for(lock, std::chrono::duration<double>(wait_seconds), [&] { return errand->finished; })) {
+    return errand->error;
+  }
+  return "the optimizer step that is due before needs the Python interpreter, and another thread has held that for " +
+         std::to_string(static_cast<int>(wait_seconds)) + " s. Call run.flush() before code like this one.";
+}
+
+// What a compiled graph has pinned for its run.
+struct Pinned {
+  Manager* manager = nullptr;
+  std::vector<Touched> touched;
+};
+
 // Puts the thread's dispatch state (autograd and autocast keys, modes) to what it was when the package was imported: a
 // deferred step must not run inside the half-dispatched operator whose touch it precedes.
 class PlainDispatch {
@@ -122,6 +158,10 @@ void BindManager(py::module_& m) {
            }),
            py::kw_only(), py::arg("twin"), py::arg("compute_flops"), py::arg("load_bytes_per_second"),
            py::arg("unload_bytes_per_second"), py::arg("duplex_factor"), py::arg("latency_seconds"));
+  py::class_<Pinned>(m, "Pinned").def("end", [](Pinned& self) {
+    self.manager->UnpinAll(self.touched);
+    self.touched.clear();
+  });
   py::class_<Manager>(m, "Manager")
       // Without parameters (None) the model is still to be made.
       .def(py::init([](const std::optional<ParameterTuples>& parameters, uint64_t budget, bool elastic, uint64_t least,
@@ -169,6 +209,9 @@ void BindManager(py::module_& m) {
                } else {
                  wait();
                }
+             });
+             manager->SetStepGuard([wait_seconds](const std::function<std::string()>& step) {
+               return GuardedStep(wait_seconds, step);
              });
              return manager;
            }),
@@ -330,6 +373,41 @@ void BindManager(py::module_& m) {
       .def("address_of", &Manager::AddressOf)
       .def("is_managed", &Manager::IsManaged)
       .def("module_of", &Manager::ModuleOf)
+      .def("look",
+           [](Manager& self, const at::Tensor& tensor) {
+             if (!tensor.has_storage() || !self.IsManaged(tensor)) return;
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.Look(tensor.storage().unsafeGetStorageImpl());
+             }
+             Check(error);
+           })
+      .def("look_at_storage",
+           [](Manager& self, const at::Storage& storage) {
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.Look(storage.unsafeGetStorageImpl());
+             }
+             Check(error);
+           })
+      // Takes what tensors there are in a list of anything; keeps none of them alive.
+      .def("pin_together",
+           [](Manager& self, const py::list& inputs) {
+             std::vector<at::Tensor> tensors;
+             for (const py::handle& input : inputs) {
+               if (!THPVariable_Check(input.ptr())) continue;
+               const at::Tensor& tensor = THPVariable_Unpack(input.ptr());
+               if (self.IsManaged(tensor)) tensors.push_back(tensor);
+             }
+             auto pinned = std::make_unique<Pinned>();
+             pinned->manager = &self;
+             py::gil_scoped_release release;
+             self.PinTogether(tensors, &pinned->touched);
+             tensors.clear();
+             return pinned;
+           })
       .def("release",
            [](Manager& self) {
              std::string error;
@@ -351,6 +429,7 @@ void BindManager(py::module_& m) {
              Check(error);
            })
       .def("close_session", &Manager::CloseSession, py::call_guard<py::gil_scoped_release>())
+      .def("begin_unload", [](Manager& self) { self.executor().UnloadAll(); }, py::call_guard<py::gil_scoped_release>())
       .def("unload_all",
            [](Manager& self) {
              py::gil_scoped_release release;
@@ -456,6 +535,7 @@ PYBIND11_MODULE(_C, m) {
       .def("__enter__", [](PlainDispatch& self) { self.Enter(); })
       .def("__exit__", [](PlainDispatch& self, py::args) { self.Exit(); });
   m.def("install_meter", &InstallMeteringAllocator);
+  m.def("keep_fault_door", &KeepFaultDoor);
   m.def(
       "operator_nanoseconds",
       [](int64_t iterations) {

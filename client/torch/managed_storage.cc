@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 namespace misa::torch_client {
 namespace {
@@ -24,6 +26,34 @@ struct ReachCheck {
 };
 auto& CheckFlag(c10::StorageImpl& storage);
 template struct ReachCheck<&c10::StorageImpl::has_mutable_data_ptr_check_>;
+
+// What was a facet's memory, owned by the storages that were in it.
+class HandedMemory {
+ public:
+  HandedMemory(char* begin, uint64_t bytes) : begin_(begin), bytes_(bytes) {}
+  ~HandedMemory() { ChunkSpace::FreeAddress(begin_, bytes_); }
+  HandedMemory(const HandedMemory&) = delete;
+  HandedMemory& operator=(const HandedMemory&) = delete;
+
+ private:
+  char* const begin_;
+  const uint64_t bytes_;
+};
+
+struct HandedPart {
+  std::shared_ptr<HandedMemory> memory;
+  char* data;
+  uint64_t bytes;
+  c10::DataPtr before;
+
+  static void Delete(void* context) {
+    auto* part = static_cast<HandedPart*>(context);
+    // The pages go now, where others keep the rest.
+    ChunkSpace::Empty(part->data, part->bytes);
+    DeviceMeter::Get().SubtractOther(part->bytes);
+    delete part;
+  }
+};
 
 }  // namespace
 
@@ -75,17 +105,24 @@ void StorageTable::Erase(const c10::StorageImpl* key, const Slot* value) {
   }
 }
 
+bool HadArrays(const c10::StorageImpl& storage) {
+  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  const bool torchs = deleter == c10::GetCPUAllocator()->raw_deleter() ||
+                      deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == &HandedPart::Delete;
+  // torch marks a storage so when it makes an array over it, and never takes that back.
+  return torchs && !storage.resizable();
+}
+
 // ----------------------------------------------------------------------------------------------------------- keeper
 
 std::string StorageKeeper::Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what,
-                                bool copied) {
+                                bool copied, bool keep_before) {
   auto slot = std::make_unique<Slot>();
   slot->keeper = this;
   slot->facet = facet;
   slot->storage = storage;
   slot->offset = offset;
   slot->bytes = storage->nbytes();
-  slot->away_message = AwayMessage(what);
   Slot* raw = slot.get();
   char* target = facet->address + offset;
   if (!copied && slot->bytes > 0) std::memcpy(target, storage->data(), slot->bytes);
@@ -98,22 +135,10 @@ std::string StorageKeeper::Bind(c10::StorageImpl* storage, Facet* facet, uint64_
     slots_[facet->id].push_back(std::move(slot));
   }
   // The old memory goes with the old DataPtr.
-  storage->set_data_ptr(c10::DataPtr(target, raw, &StorageKeeper::OnDelete, c10::Device(c10::DeviceType::CPU)));
+  c10::DataPtr before = storage->set_data_ptr(
+      c10::DataPtr(target, raw, &StorageKeeper::OnDelete, c10::Device(c10::DeviceType::CPU)));
+  if (keep_before) raw->before = std::move(before);
   return "";
-}
-
-std::string StorageKeeper::AwayMessage(const std::string& what) {
-  return what +
-         " is managed by misa and not on the device now. An operator brings it back by itself; for its raw data use it "
-         "inside `with misa.resident(tensor):`. Its content is safe.";
-}
-
-void StorageKeeper::Rename(c10::StorageImpl* storage, const std::string& what) {
-  Slot* slot = StorageTable::Get().Find(storage);
-  if (slot == nullptr) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  slot->away_message = AwayMessage(what);
-  if (ThrowFlag(*storage)) storage->release_data_and_set_meta_custom_data_ptr_error_msg_(slot->away_message);
 }
 
 void StorageKeeper::OnDelete(void* context) {
@@ -131,57 +156,44 @@ void StorageKeeper::OnDelete(void* context) {
   keeper->gone_(keeper->context_, facet, last);
 }
 
-void StorageKeeper::Unbind(c10::StorageImpl* storage) {
-  Slot* slot = StorageTable::Get().Find(storage);
-  if (slot == nullptr) return;
-  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(slot->bytes);
-  std::memcpy(memory.get(), slot->facet->address + slot->offset, slot->bytes);
-  // The old DataPtr's deleter takes the slot away.
-  storage->set_data_ptr(std::move(memory));
+void StorageKeeper::HandOver(const Facet& facet) {
+  std::vector<Slot*> slots;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (slots_.size() <= facet.id) return;
+    for (const auto& slot : slots_[facet.id]) slots.push_back(slot.get());
+  }
+  const auto memory = std::make_shared<HandedMemory>(facet.address, facet.bytes);
+  for (Slot* slot : slots) {
+    char* data = facet.address + slot->offset;
+    auto* part = new HandedPart{memory, data, slot->bytes, std::move(slot->before)};
+    // The old DataPtr's deleter takes the slot away.
+    slot->storage->set_data_ptr(c10::DataPtr(data, part, &HandedPart::Delete, c10::Device(c10::DeviceType::CPU)));
+  }
 }
 
-void StorageKeeper::Point(Slot* slot, void* data) {
-  c10::DataPtr& pointer = slot->storage->_mutable_data_ptr_no_checks();
-  void* context = pointer.release_context();
-  pointer = c10::DataPtr(data, context, &StorageKeeper::OnDelete, c10::Device(c10::DeviceType::CPU));
-}
-
-void StorageKeeper::Attach(Facet& facet) {
+void StorageKeeper::Poison(const Facet& facet, const std::string& sentence) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (slots_.size() <= facet.id) return;
   for (const auto& slot : slots_[facet.id]) {
-    Point(slot.get(), facet.address + slot->offset);
+    slot->poisoned = true;
+    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
+  }
+}
+
+void StorageKeeper::Heal(const Facet& facet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slots_.size() <= facet.id) return;
+  for (const auto& slot : slots_[facet.id]) {
+    if (!std::exchange(slot->poisoned, false)) continue;
     ThrowFlag(*slot->storage) = false;
     CheckFlag(*slot->storage) = false;
-    slot->failure.clear();
-  }
-}
-
-void StorageKeeper::Detach(Facet& facet) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (slots_.size() <= facet.id) return;
-  for (const auto& slot : slots_[facet.id]) {
-    Point(slot.get(), nullptr);
-    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(slot->failure.empty() ? slot->away_message
-                                                                                              : slot->failure);
-  }
-}
-
-void StorageKeeper::Poison(const Facet& facet, const std::string& sentence, bool failure) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (slots_.size() <= facet.id) return;
-  for (const auto& slot : slots_[facet.id]) {
-    if (failure) slot->failure = sentence;
-    slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
   }
 }
 
 void StorageKeeper::PoisonAll(const std::string& sentence) {
   for (const auto& slots : slots_) {
-    for (const auto& slot : slots) {
-      Point(slot.get(), nullptr);
-      slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
-    }
+    for (const auto& slot : slots) slot->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
   }
 }
 
@@ -191,6 +203,14 @@ std::vector<c10::StorageImpl*> StorageKeeper::StoragesOf(const Facet& facet) {
   if (slots_.size() <= facet.id) return storages;
   for (const auto& slot : slots_[facet.id]) storages.push_back(slot->storage);
   return storages;
+}
+
+std::vector<Extent> StorageKeeper::PartsOf(const Facet& facet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Extent> parts;
+  if (slots_.size() <= facet.id) return parts;
+  for (const auto& slot : slots_[facet.id]) parts.push_back({slot->offset, slot->bytes});
+  return parts;
 }
 
 uint64_t StorageKeeper::FirstFit(const Facet& facet, uint64_t bytes, uint64_t alignment) {

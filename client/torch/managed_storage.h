@@ -1,5 +1,5 @@
-// Storages whose bytes live in a facet: bound once, then pointed at the facet's address while it is on the device and
-// at nothing, with a sentence, while it is away.
+// Storages whose bytes live in a facet: bound once, and pointed at the facet's address for good. Who uses that while the
+// bytes are away comes through the fault door; a storage throws a sentence only where a use of it has failed.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -24,8 +24,8 @@ struct Slot {
   c10::StorageImpl* storage = nullptr;
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  std::string away_message;
-  std::string failure;  // of the last touch; says more than that the bytes are away
+  bool poisoned = false;  // guarded by the keeper's lock
+  c10::DataPtr before;    // the memory of before, where somebody may point into that
 };
 
 // Storages by address, for the observer: look-ups take no lock.
@@ -59,6 +59,10 @@ class StorageTable {
   std::mutex mutex_;
 };
 
+// A NumPy array was made over this memory, and torch's own allocator made the memory: whoever moves it leaves the array behind,
+// where that is still there.
+bool HadArrays(const c10::StorageImpl& storage);
+
 class StorageKeeper final : public FacetOwner {
  public:
   // A storage has died or was resized; called without the keeper's lock. `last` where the facet has no storage left.
@@ -66,14 +70,19 @@ class StorageKeeper final : public FacetOwner {
   StorageKeeper(Gone gone, void* context) : gone_(gone), context_(context) {}
 
   // Moves the storage's content to the facet at `offset` and points it there; the old memory is freed. The facet is
-  // present, pinned and attached. With `copied` the content is there already. A storage of another facet, present and
-  // pinned too, leaves that one. A sentence where it cannot be managed.
-  std::string Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what, bool copied);
-  // Gives the storage memory of its own again, with its content, and forgets it. The facet is present and pinned.
-  void Unbind(c10::StorageImpl* storage);
-  // From now on an access to the storage's data throws this sentence, until the facet is attached again; a failure's
-  // sentence stays where the facet leaves meanwhile.
-  void Poison(const Facet& facet, const std::string& sentence, bool failure);
+  // present, pinned and attached. With `copied` the content is there already. With `keep_before` the old memory is there as
+  // long as the storage. A storage of another facet, present and pinned too, leaves that one. A sentence where it cannot be
+  // managed.
+  std::string Bind(c10::StorageImpl* storage, Facet* facet, uint64_t offset, const std::string& what, bool copied,
+                   bool keep_before = false);
+  // The facet's addresses have become ordinary memory (Executor::Surrender), counted as other tensors': each storage owns its
+  // part of it from now on, and the keeper forgets it.
+  void HandOver(const Facet& facet);
+  // From now on an access to the storages' data throws this sentence, until Heal.
+  void Poison(const Facet& facet, const std::string& sentence);
+  void Heal(const Facet& facet);
+  // Where in the facet its storages are.
+  std::vector<Extent> PartsOf(const Facet& facet);
   std::vector<c10::StorageImpl*> StoragesOf(const Facet& facet);
   // A storage lives at this offset.
   bool Occupied(const Facet& facet, uint64_t offset);
@@ -82,8 +91,6 @@ class StorageKeeper final : public FacetOwner {
   uint64_t FirstFit(const Facet& facet, uint64_t bytes, uint64_t alignment);
   // Bytes of the facet that storages have.
   uint64_t UsedBytes(const Facet& facet);
-  // From now on sentences call the storage so.
-  void Rename(c10::StorageImpl* storage, const std::string& what);
 
   // For fork(): between both calls no storage changes.
   void Lock() { mutex_.lock(); }
@@ -91,13 +98,12 @@ class StorageKeeper final : public FacetOwner {
   // In a forked child, locked: every access to managed data throws this sentence.
   void PoisonAll(const std::string& sentence);
 
-  void Attach(Facet& facet) override;
-  void Detach(Facet& facet) override;
+  // Addresses never change, so there is nothing to do when bytes come and go.
+  void Attach(Facet&) override {}
+  void Detach(Facet&) override {}
 
  private:
   static void OnDelete(void* slot);
-  void Point(Slot* slot, void* data);
-  static std::string AwayMessage(const std::string& what);
 
   const Gone gone_;
   void* const context_;

@@ -396,7 +396,10 @@ void Manager::OpenDoors() {
   open_manager.store(this);
   open_ = true;
   SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
-  if (growing_) SetTouchHandler(this);
+  if (growing_) {
+    SetTouchHandler(this);
+    SetFaultServer(this);
+  }
   data_door_ = {[this](const at::TensorBase& t) { BeforeReplace(t); },
                 [this](const at::TensorBase& t) { AfterReplace(t); }};
   fork_door_ = {[this] { keeper_->Lock(); }, [this] { keeper_->Unlock(); }, [this] { InChild(); }};
@@ -427,6 +430,7 @@ void Manager::Begin() {
       [this](const std::string& s) { Notice(s); });
   if (options_.session.elastic) executor_->on_need = [this](uint64_t bytes) { return GrowBudget(bytes); };
   SetTouchHandler(this);
+  SetFaultServer(this);
   SetDataDoor(&data_door_);
   SetForkDoor(&fork_door_);
 }
@@ -561,11 +565,7 @@ std::string Manager::AdoptWeights() {
   for (const auto& module : modules_) largest = std::max(largest, module->weights->bytes);
   uint64_t freed = 0;
   for (auto& module : modules_) {
-    if (module->weights->state.load() != FacetState::kEmpty) {
-      // It was made there.
-      for (uint32_t i : module->parameters) keeper_->Rename(parameters_[i].storage, "Parameter " + parameters_[i].name);
-      continue;
-    }
+    if (module->weights->state.load() != FacetState::kEmpty) continue;  // it was made there
     // The model may have been made larger than the budget; it shrinks to it as its modules are taken over, and two
     // copies exist of no more than one module at a time.
     if (!growing_) meter.SetBudget(std::max(budget, meter.other_bytes() + 2 * largest));
@@ -581,7 +581,14 @@ std::string Manager::AdoptWeights() {
       const policy::Use from{made == nullptr ? 0 : made->facet->id, policy::kRead};
       if (made != nullptr) error = executor_->Use(&from, 1, /*position=*/false);
       if (!error.empty()) break;
-      error = keeper_->Bind(p.storage, module->weights, offset, "Parameter " + p.name, /*copied=*/false);
+      const bool shared = HadArrays(*p.storage) && SharedOutside(p);
+      if (shared) {
+        Notice("A NumPy array was made over parameter " + p.name +
+               " before misa managed it, and something shares its memory still. Where that is the array, it goes on showing the "
+               "values of this moment; make it again to see the parameter.");
+      }
+      error = keeper_->Bind(p.storage, module->weights, offset, "Parameter " + p.name, /*copied=*/false,
+                            /*keep_before=*/shared);
       if (made != nullptr) executor_->EndUse(&from, 1);
       if (!error.empty()) break;
       offset += Align(p.storage->nbytes());
@@ -596,6 +603,15 @@ std::string Manager::AdoptWeights() {
   }
   TrimFreed();
   return options_.existing_state ? "" : FinishAdoption();
+}
+
+// Something besides our parameters refers to this one's storage.
+bool Manager::SharedOutside(const Parameter& p) const {
+  std::set<const at::TensorImpl*> known;
+  for (const Parameter& other : parameters_) {
+    if (other.storage == p.storage) known.insert(other.tensor.unsafeGetTensorImpl());
+  }
+  return p.tensor.storage().use_count() > known.size();
 }
 
 std::string Manager::AdoptExisting(uint32_t module) {
@@ -673,20 +689,28 @@ std::string Manager::GiveBack(bool within_budget, bool* no_room) {
     if (!within_budget) DeviceMeter::Get().SetBudget(DeviceMeter::kUnlimited);
     for (size_t i = 0; i < executor_->facet_count(); ++i) {
       Facet* facet = executor_->facet(static_cast<uint32_t>(i));
-      const std::vector<c10::StorageImpl*> storages = keeper_->StoragesOf(*facet);
-      if (storages.empty()) continue;
+      const std::vector<Extent> parts = keeper_->PartsOf(*facet);
+      if (parts.empty()) continue;
       const policy::Use use{facet->id, policy::kRead};
-      const std::string failed = executor_->Use(&use, 1, /*position=*/false);
+      std::string failed = executor_->Use(&use, 1, /*position=*/false);
       if (!failed.empty()) {
         error = failed;
         continue;
       }
-      keeper_->Attach(*facet);  // no sentence of a step being due, or of a failure, goes along
-      try {
-        for (c10::StorageImpl* storage : storages) keeper_->Unbind(storage);
-      } catch (const c10::Error&) {
+      uint64_t bytes = 0;
+      for (const Extent& part : parts) bytes += part.bytes;
+      keeper_->Heal(*facet);  // no sentence of a failure goes along
+      if (!executor_->MakeRoom(bytes).empty()) {
         // What has its own memory by now keeps it, the rest stays managed: both are good to use.
         *no_room = true;
+      } else {
+        failed = executor_->Surrender(facet, parts);
+        if (failed.empty()) {
+          keeper_->HandOver(*facet);
+        } else {
+          DeviceMeter::Get().SubtractOther(bytes);
+          error = failed;
+        }
       }
       executor_->EndUse(&use, 1);
       if (*no_room) {
@@ -706,6 +730,7 @@ std::string Manager::GiveBack(bool within_budget, bool* no_room) {
     if (failed_step.empty()) failed_step = failed;
   }
   SetTouchHandler(nullptr);
+  SetFaultServer(nullptr);
   SetRoomMaker(nullptr);
   GiveBackFreed();
   SetDataDoor(nullptr);
@@ -761,11 +786,11 @@ std::string Manager::Touch(const Touched* touched, size_t count) {
   for (size_t i = 0; i < count; ++i) uses[i] = {touched[i].facet->id, touched[i].access};
   if (error.empty()) error = executor_->Use(uses, count, /*position=*/stepping == nullptr);
   if (!error.empty()) {
-    for (size_t i = 0; i < count; ++i) keeper_->Poison(*touched[i].facet, "misa: " + error, /*failure=*/true);
+    for (size_t i = 0; i < count; ++i) keeper_->Poison(*touched[i].facet, "misa: " + error);
     poisoned_.store(true);
   } else if (poisoned_.load(std::memory_order_relaxed)) {
     // An earlier failure's sentence must not outlive the failure.
-    for (size_t i = 0; i < count; ++i) keeper_->Attach(*touched[i].facet);
+    for (size_t i = 0; i < count; ++i) keeper_->Heal(*touched[i].facet);
   }
   return error;
 }
@@ -802,7 +827,7 @@ std::string Manager::Hold(const at::Storage& storage, bool write) {
   }
   const policy::Use use{facet.id, static_cast<uint8_t>(policy::kRead | (write ? policy::kWrite : 0))};
   const std::string error = executor_->Use(&use, 1, /*position=*/false);
-  if (error.empty()) keeper_->Attach(facet);  // an earlier failure's sentence must not outlive the failure
+  if (error.empty()) keeper_->Heal(facet);  // an earlier failure's sentence must not outlive the failure
   return error;
 }
 
@@ -827,6 +852,69 @@ int64_t Manager::ModuleOf(const at::Tensor& tensor) const {
   return slot == nullptr || slot->facet->module == kNoModule ? -1 : static_cast<int64_t>(slot->facet->module);
 }
 
+std::string Manager::Look(const c10::StorageImpl* storage) {
+  Slot* slot = storage != nullptr ? StorageTable::Get().Find(storage) : nullptr;
+  if (slot == nullptr || InForkedChild()) return "";  // there the storage says it
+  KeepFaultDoor();
+  Facet& facet = *slot->facet;
+  executor_->MarkRaw(&facet);
+  if (facet.module != kNoModule && modules_[facet.module].get() != stepping && modules_[facet.module]->pending.load()) {
+    const std::string error = RunPending(facet.module);
+    if (!error.empty()) return error;
+  }
+  // No position of the training: a look is not repeated with every step.
+  const policy::Use use{facet.id, policy::kRead};
+  const std::string error = executor_->Use(&use, 1, /*position=*/false);
+  if (!error.empty()) return error;
+  keeper_->Heal(facet);  // an earlier failure's sentence must not outlive the failure
+  executor_->EndUse(&use, 1);
+  return "";
+}
+
+void Manager::PinTogether(const std::vector<at::Tensor>& tensors, std::vector<Touched>* pinned) {
+  if (InForkedChild()) return;
+  std::vector<policy::Use> uses;
+  uint64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    Slot* slot = tensor.defined() && tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
+    if (slot == nullptr || std::any_of(pinned->begin(), pinned->end(),
+                                       [&](const Touched& one) { return one.facet == slot->facet; })) {
+      continue;
+    }
+    bytes += slot->facet->bytes;
+    pinned->push_back({slot->facet, policy::kRead});
+    uses.push_back({slot->facet->id, policy::kRead});
+    if (slot->facet->module == kNoModule) continue;
+    const Module& module = *modules_[slot->facet->module];
+    if (&module == stepping || !module.pending.load(std::memory_order_acquire)) continue;
+    const std::string error = RunPending(slot->facet->module);
+    TORCH_CHECK(error.empty(), "misa: ", error);
+  }
+  if (uses.empty()) return;
+  // What the code makes meanwhile needs room beside them.
+  const DeviceMeter& meter = DeviceMeter::Get();
+  const uint64_t left = meter.budget_bytes() - std::min(meter.budget_bytes(), meter.other_bytes());
+  if (bytes > left / 2) return pinned->clear();
+  if (!executor_->Use(uses.data(), uses.size(), /*position=*/stepping == nullptr).empty()) pinned->clear();
+}
+
+// A raw pointer is used on what it cannot have as it is.
+std::string Manager::Serve(Facet& facet) {
+  if (InForkedChild()) {
+    return facet.name + " is managed in the process that was forked from; a child cannot reach it. Give it a copy instead.";
+  }
+  if (facet.module == kNoModule) return executor_->Reach(&facet);
+  Module& module = *modules_[facet.module];
+  if (&module != stepping && facet.kind != FacetKind::kGradients && module.pending.load(std::memory_order_acquire)) {
+    const auto step = [this, &facet] { return RunPending(facet.module); };
+    const std::string error = step_guard_ ? step_guard_(step) : step();
+    if (module.pending.load(std::memory_order_acquire)) return error;
+    // As in plain training, what a step that failed has left is there to be looked at.
+    if (!error.empty()) Notice(error);
+  }
+  return executor_->Reach(&facet);
+}
+
 // ----------------------------------------------------------------------------------------------------------- stepping
 
 std::string Manager::MarkPending(uint32_t index) {
@@ -837,14 +925,15 @@ std::string Manager::MarkPending(uint32_t index) {
     const at::Tensor& t = parameters_[i].tensor;
     if (t.defined() && StorageTable::Get().Find(StorageOf(t)) == nullptr) return RunPending(index);
   }
-  // Whoever takes raw pointers must not see the bytes of before the step; operators come here first.
-  const std::string due = "An optimizer step of " + module.name +
-                          " is still due. An operator runs it by itself; for the raw "
-                          "data use the tensor inside `with misa.resident(tensor):`, or call run.flush() first.";
-  for (Facet* facet : {module.weights, module.optimizer}) {
-    if (facet != nullptr) keeper_->Poison(*facet, due, /*failure=*/false);
-  }
+  // Whoever holds raw pointers must not see the bytes of before the step; operators come here first.
+  Veil(module, true);
   return "";
+}
+
+void Manager::Veil(const Module& module, bool on) {
+  for (Facet* facet : {module.weights, module.optimizer}) {
+    if (facet != nullptr) executor_->Veil(facet, on);
+  }
 }
 
 std::string Manager::RunPending(uint32_t index) {
@@ -886,6 +975,7 @@ std::string Manager::StepModule(uint32_t module) {
 
 std::string Manager::RunStepper(uint32_t index, bool adopting) {
   Module& module = *modules_[index];
+  Veil(module, false);
   policy::Use uses[3];
   size_t count = 0;
   const auto add = [&](Facet* facet, uint8_t access) {
@@ -909,8 +999,8 @@ std::string Manager::RunStepper(uint32_t index, bool adopting) {
       return "The optimizer's step of " + module.name + " was not begun. " + error;
     }
   }
-  // Neither an earlier failure's sentence nor that of a step being due may outlive this.
-  for (size_t i = 0; i < count; ++i) keeper_->Attach(*executor_->facet(uses[i].facet));
+  // An earlier failure's sentence must not outlive this.
+  for (size_t i = 0; i < count; ++i) keeper_->Heal(*executor_->facet(uses[i].facet));
   const Module* outer = std::exchange(stepping, &module);
   std::vector<at::Tensor> state;
   error = stepper_(index, &state);
@@ -929,7 +1019,7 @@ std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& s
   for (const at::Tensor& tensor : state) {
     if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != at::kCPU) continue;
     c10::StorageImpl* storage = StorageOf(tensor);
-    if (storage->nbytes() < kLeastStateBytes || StorageTable::Get().Find(storage) != nullptr ||
+    if (storage->nbytes() < kLeastStateBytes || HadArrays(*storage) || StorageTable::Get().Find(storage) != nullptr ||
         std::find(fresh.begin(), fresh.end(), storage) != fresh.end()) {
       continue;
     }
@@ -1005,6 +1095,7 @@ std::string Manager::Flush() {
 }
 
 void Manager::EndStep() {
+  KeepFaultDoor();
   if (parameter_changed_.exchange(false)) CheckParameters();
   executor_->EndStep();
 }
@@ -1079,7 +1170,7 @@ std::string Manager::TakeGradient(Parameter& p) {
     const kernels::Sums sums = kernels::MeasureAndCopy(gradient.const_data_ptr(), target, count, element);
     p.statistics = {sums.sum, sums.sum_squares, count};
   };
-  const bool whole = gradient.is_non_overlapping_and_dense() && gradient.storage_offset() == 0 &&
+  const bool whole = !HadArrays(*storage) && gradient.is_non_overlapping_and_dense() && gradient.storage_offset() == 0 &&
                      storage->nbytes() == count * gradient.element_size();
   if (Slot* slot = StorageTable::Get().Find(storage)) {
     // Accumulated in place into what is managed already.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/core/executor.h"
+#include "client/core/fault_door.h"
 #include "client/core/session.h"
 #include "client/torch/doors.h"
 #include "runtime/modules/grouping.h"
@@ -67,7 +68,7 @@ struct RunTotals {
   std::vector<std::string> notices;
 };
 
-class Manager final : public TouchHandler {
+class Manager final : public TouchHandler, public FaultServer {
  public:
   struct Parameter {
     std::string name;
@@ -125,6 +126,10 @@ class Manager final : public TouchHandler {
   void SetStepper(Stepper stepper) { stepper_ = std::move(stepper); }
   // What to run around a wait for another thread (the Python package gives the interpreter's lock up there).
   void SetWaitGuard(std::function<void(const std::function<void()>&)> guard) { wait_guard_ = std::move(guard); }
+  // How a step that a raw pointer's use makes due is run; the default runs it where it is. The guard ends with a sentence
+  // where it cannot be run (the Python package's step needs the interpreter, which somebody else may hold for ever).
+  using StepGuard = std::function<std::string(const std::function<std::string()>& step)>;
+  void SetStepGuard(StepGuard guard) { step_guard_ = std::move(guard); }
   // The module steps at its next touch; at once where not every touch of it is seen, because a parameter was replaced.
   std::string MarkPending(uint32_t module);
   bool IsPending(uint32_t module) const { return modules_[module]->pending.load(); }
@@ -171,6 +176,13 @@ class Manager final : public TouchHandler {
   bool IsManaged(const at::Tensor& tensor) const;
   // The module whose storage the tensor uses; -1 where that is none.
   int64_t ModuleOf(const at::Tensor& tensor) const;
+  // Somebody is about to take a raw pointer into the storage: what is due is done and the bytes are there; they may leave
+  // again, and come back through the fault door. A sentence where that is not to be had now. Unmanaged: "" and nothing.
+  std::string Look(const c10::StorageImpl* storage);
+  // For code that will use all of these by raw pointer: does what is due, and where they fit together has them stay until
+  // UnpinAll(*pinned). Where they do not, nothing is pinned and each comes by itself when it is used.
+  void PinTogether(const std::vector<at::Tensor>& tensors, std::vector<Touched>* pinned);
+  void UnpinAll(const std::vector<Touched>& pinned) { EndTouch(pinned.data(), pinned.size()); }
 
   // Gives every storage memory of its own again and ends the session, where that fits the budget; otherwise
   // everything stays managed, loaded on demand. Returns whether it was given back.
@@ -197,6 +209,9 @@ class Manager final : public TouchHandler {
   // TouchHandler
   std::string Touch(const Touched* touched, size_t count) override;
   void EndTouch(const Touched* touched, size_t count) override;
+
+  // FaultServer
+  std::string Serve(Facet& facet) override;
 
  private:
   // Both of the above. Within the budget it can find no room half way (*no_room): the rest stays managed then.
@@ -226,11 +241,13 @@ class Manager final : public TouchHandler {
   // The facet that holds just these storages since they were made, with that many bytes; null where there is none.
   Facet* WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const;
   std::string AdoptWeights();
+  bool SharedOutside(const Parameter& parameter) const;
   void OnGradient(uint32_t parameter);
   std::string TakeGradient(Parameter& parameter);
   std::string AdoptState(uint32_t module, const std::vector<at::Tensor>& state);
   std::string RunPending(uint32_t module);
   std::string RunStepper(uint32_t module, bool adopting = false);
+  void Veil(const Module& module, bool on);
   void BeforeReplace(const at::TensorBase& tensor);
   void AfterReplace(const at::TensorBase& tensor);
   void InChild();
@@ -275,6 +292,7 @@ class Manager final : public TouchHandler {
   Stepper stepper_;
   std::function<std::string(uint32_t)> gradient_complete_;
   std::function<void(const std::function<void()>&)> wait_guard_;
+  StepGuard step_guard_;
   std::mutex pending_mutex_;
   std::condition_variable pending_done_;
 

@@ -4,8 +4,10 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <string_view>
 #include <thread>
@@ -32,11 +34,20 @@ bool NeedsNoData(std::string_view name) {
       "aten::size",       "aten::sym_size",   "aten::is_same_size",  "aten::result_type",  "aten::sym_numel",
       "aten::is_complex", "aten::is_nonzero_", "aten::_has_compatible_shallow_copy_type",  "aten::sym_stride",
       "aten::is_floating_point", "aten::_version", "aten::output_nr", "aten::is_leaf", "aten::retain_grad",
-      "aten::requires_grad_", "aten::new_empty_strided"};
+      "aten::requires_grad_", "aten::new_empty_strided",
+      // As torch's own code names them, without a schema.
+      "detach", "detach_"};
   for (std::string_view candidate : kNames) {
     if (name == candidate) return true;
   }
   return false;
+}
+
+// The second argument gives its shape or type only.
+bool LikeSecond(std::string_view name) {
+  static constexpr std::string_view kNames[] = {"aten::view_as", "aten::expand_as", "aten::reshape_as", "aten::type_as",
+                                                "aten::resize_as_"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
 OperatorInfo Describe(const at::RecordFunction& function) {
@@ -46,8 +57,14 @@ OperatorInfo Describe(const at::RecordFunction& function) {
     info.ignored = ~0ull;
     return info;
   }
+  if (LikeSecond(info.name)) info.ignored |= 2;
   const auto operator_name = function.operator_name();
   if (!operator_name) return info;
+  if (operator_name->name.rfind("c10d::", 0) == 0) {
+    // Collectives write into what they are given and do not say so.
+    info.writes = ~0ull;
+    return info;
+  }
   const auto schema = c10::Dispatcher::singleton().findSchema(*operator_name);
   if (!schema) return info;
   const auto& arguments = schema->schema().arguments();
@@ -103,7 +120,10 @@ void ForEachManaged(const at::RecordFunction& function, const StorageTable& tabl
       if (Slot* slot = FindSlot(table, value.unsafeToTensorImpl())) visit(i, slot);
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef()) {
-        if (!element.isTensor()) break;
+        if (!element.isTensor()) {
+          if (element.isNone()) continue;  // of a list of optional ones
+          break;
+        }
         if (Slot* slot = FindSlot(table, element.unsafeToTensorImpl())) visit(i, slot);
       }
     }

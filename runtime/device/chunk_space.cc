@@ -170,4 +170,47 @@ void ChunkSpace::Unmap(void* address, uint64_t bytes) {
   madvise(address, bytes, MADV_DONTFORK);
 }
 
+bool ChunkSpace::Protect(void* address, uint64_t bytes, Access access) {
+  const int allowed = access == Access::kNone    ? PROT_NONE
+                      : access == Access::kRead ? PROT_READ
+                                                : PROT_READ | PROT_WRITE;
+  return mprotect(address, bytes, allowed) == 0;
+}
+
+std::string ChunkSpace::Move(void* from, void* to, const std::vector<Extent>& extents) {
+  uint64_t bytes = 0;
+  for (const Extent& extent : extents) bytes += extent.bytes;
+  char* source = static_cast<char*>(from);
+  char* target = static_cast<char*>(to);
+  // One call for each extent: older kernels move no more than one mapping at once.
+  for (const Extent& extent : extents) {
+    if (mremap(source, extent.bytes, extent.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
+      const int error = errno;
+      Unmap(to, bytes);
+      FreeAddress(source, bytes - static_cast<uint64_t>(source - static_cast<char*>(from)));
+      return std::string("The session's chunks could not be mapped (") + std::strerror(error) +
+             "); where this says \"Cannot allocate memory\", vm.max_map_count may be too low.";
+    }
+    source += extent.bytes;
+    target += extent.bytes;
+  }
+  return "";
+}
+
+void* ChunkSpace::MakeMemory(uint64_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+bool ChunkSpace::Replace(void* address, void* memory, uint64_t bytes) {
+  return mremap(memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) != MAP_FAILED;
+}
+
+void ChunkSpace::Empty(void* part, uint64_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(part) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(part) + bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 }  // namespace misa

@@ -16,6 +16,9 @@ struct Extent {
   uint64_t bytes = 0;
 };
 
+// What whoever holds a pointer into a range may do with it.
+enum class Access : uint8_t { kNone, kRead, kWrite };
+
 class ChunkSpace {
  public:
   // Takes the memfd over. bytes and chunk_bytes as leased; chunk_bytes is a multiple of the page size.
@@ -53,6 +56,17 @@ class ChunkSpace {
   std::string Map(void* address, const std::vector<Extent>& extents) const;
   // Makes the range inaccessible again.
   static void Unmap(void* address, uint64_t bytes);
+  // What a mapped range allows from now on; false where the system has no room for the change.
+  static bool Protect(void* address, uint64_t bytes, Access access);
+  // Takes the extents that are mapped at `from` to `to`, both reserved, with what the mapping allows and without a moment in
+  // which `to` shows anything else; `from` is free afterwards. A sentence on failure; nothing is mapped at either then.
+  static std::string Move(void* from, void* to, const std::vector<Extent>& extents);
+  // Ordinary memory, zeroed; nullptr where there is none.
+  static void* MakeMemory(uint64_t bytes);
+  // Puts such memory into the place of what is mapped or reserved at `address`, in one go; false where that cannot be done.
+  static bool Replace(void* address, void* memory, uint64_t bytes);
+  // Gives the whole pages of a part of it back; it reads as zeros then.
+  static void Empty(void* part, uint64_t bytes);
 
  private:
   using FreeMap = std::map<uint64_t, uint64_t>;  // offset -> bytes, neighbours merged

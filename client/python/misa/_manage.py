@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from . import _C, _torch_save
 from ._clip import by_module
 from ._doctor import binary
+from ._doors import Doors
 from ._optimizers import (
     WatchedState,
     expected_state_bytes,
@@ -225,6 +226,8 @@ class Run:
         self._timeline.__enter__()
         self._clip = by_module(self)
         self._clip.__enter__()
+        self._doors = Doors(self._manager)
+        self._doors.open()
 
     @staticmethod
     def _check_optimizer(optimizer: Optimizer, step: str) -> None:
@@ -391,6 +394,9 @@ class Run:
             pending.groups.append((optimizer, groups))
             pending.scaling[id(optimizer)] = scaling
             pending.gradients.extend((p, p.grad) for _, ps in groups for p in ps)
+            if self._step_mode == "deferred":
+                # As if it had stepped: a backward over a graph of before has to fail, as it does in plain training.
+                torch.autograd.graph.increment_version([p for _, ps in groups for p in ps])
             manager.mark_pending(module)
             if not all(manager.is_managed(p.grad) for _, ps in groups for p in ps):
                 # Whoever changes such a gradient in place (zeroing, DistributedDataParallel's buckets) is not seen: the step
@@ -412,6 +418,7 @@ class Run:
             # Parameters may have been thawed.
             manager.watch_gradients()
             manager.end_step()
+            self._doors.look_around()
         return loss
 
     def _defer(self, module: int, action: Any) -> None:
@@ -727,6 +734,7 @@ class Run:
         if self._report is None:
             self._timeline.__exit__(None, None, None)
             self._clip.__exit__(None, None, None)
+            self._doors.close()
             try:
                 # Without a budget to keep, what is due needs no room: it is done when the memory is given back.
                 if keep_managed is not False:
@@ -830,8 +838,9 @@ def manage(
         wait_seconds: when no byte has moved for so long, a wait ends with an error.
 
     Raises:
-        ValueError: an option, optimizer or budget that cannot work; nothing was changed.
-        RuntimeError: no daemon, no room in its pool or on the disk; nothing was changed.
+        ValueError: an option or optimizer that cannot work, or a budget that is no number of bytes; nothing was changed.
+        RuntimeError: a budget too small for the model (the sentence names one that is not, as later ones do when a step meets
+            the limit), no daemon, no room in its pool or on the disk; nothing was changed.
     """
     global _current, _growing
     check_choices(mode=mode, step=step, daemon=daemon)

@@ -233,6 +233,75 @@ int AccessInChild(const char* address) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+// What the kernel may do with an address for us: asked, not tried.
+bool KernelReads(const char* address) {
+  int fds[2];
+  EXPECT_EQ(pipe(fds), 0);
+  const bool can = write(fds[1], address, 1) == 1;
+  close(fds[0]);
+  close(fds[1]);
+  return can;
+}
+
+bool KernelWrites(char* address) {
+  int fds[2];
+  EXPECT_EQ(pipe(fds), 0);
+  EXPECT_EQ(write(fds[1], "x", 1), 1);
+  const bool can = read(fds[0], address, 1) == 1;
+  close(fds[0]);
+  close(fds[1]);
+  return can;
+}
+
+TEST_F(Mapped, AllowsWhatItIsTold) {
+  auto* address = static_cast<char*>(ChunkSpace::ReserveAddress(4 * kChunk));
+  const std::vector<Extent> a = Take(2), b = Take(2);
+  ASSERT_EQ(space_.Map(address, {b[0], a[0]}), "");
+  std::memset(address, 1, 4 * kChunk);
+  for (const Access access : {Access::kRead, Access::kNone, Access::kWrite, Access::kNone, Access::kRead, Access::kWrite}) {
+    ASSERT_TRUE(ChunkSpace::Protect(address, 4 * kChunk, access));
+    for (uint64_t at : {uint64_t{0}, 4 * kChunk - 1}) {
+      EXPECT_EQ(KernelReads(address + at), access != Access::kNone);
+      EXPECT_EQ(KernelWrites(address + at), access == Access::kWrite);
+    }
+  }
+  ChunkSpace::FreeAddress(address, 4 * kChunk);
+}
+
+TEST_F(Mapped, MovesIntoPlaceWithWhatItAllows) {
+  auto* place = static_cast<char*>(ChunkSpace::ReserveAddress(4 * kChunk));
+  auto* aside = static_cast<char*>(ChunkSpace::ReserveAddress(4 * kChunk));
+  const std::vector<Extent> a = Take(2), b = Take(2), c = Take(2);
+  const std::vector<Extent> mixed = {c[0], a[0]};
+  ASSERT_EQ(space_.Map(aside, mixed), "");
+  for (uint64_t i = 0; i < 4 * kChunk; ++i) aside[i] = static_cast<char>(i * 7);
+  ASSERT_TRUE(ChunkSpace::Protect(aside, 4 * kChunk, Access::kRead));
+  EXPECT_FALSE(KernelReads(place));
+  ASSERT_EQ(ChunkSpace::Move(aside, place, mixed), "");
+  EXPECT_FALSE(KernelReads(aside));
+  EXPECT_FALSE(KernelWrites(place));
+  for (uint64_t i = 0; i < 4 * kChunk; ++i) ASSERT_EQ(place[i], static_cast<char>(i * 7)) << i;
+  EXPECT_EQ(AccessInChild(place), 0);
+  ChunkSpace::FreeAddress(place, 4 * kChunk);
+}
+
+TEST_F(Mapped, OrdinaryMemoryTakesThePlace) {
+  auto* place = static_cast<char*>(ChunkSpace::ReserveAddress(4 * kChunk));
+  ASSERT_EQ(space_.Map(place, Take(4)), "");
+  std::memset(place, 1, 4 * kChunk);
+  auto* memory = static_cast<char*>(ChunkSpace::MakeMemory(4 * kChunk));
+  std::memset(memory, 2, 4 * kChunk);
+  ASSERT_TRUE(ChunkSpace::Replace(place, memory, 4 * kChunk));
+  EXPECT_TRUE(std::all_of(place, place + 4 * kChunk, [](char value) { return value == 2; }));
+  // Whole pages within the part go, what shares a page with others stays.
+  ChunkSpace::Empty(place + 100, 2 * kChunk);
+  EXPECT_EQ(place[4095], 2);
+  EXPECT_EQ(place[4096], 0);
+  EXPECT_EQ(place[8191], 0);
+  EXPECT_EQ(place[8192], 2);
+  ChunkSpace::FreeAddress(place, 4 * kChunk);
+}
+
 TEST_F(Mapped, AForkedChildInheritsNothing) {
   auto* address = static_cast<char*>(ChunkSpace::ReserveAddress(4 * kChunk));
   EXPECT_EQ(AccessInChild(address), 0);
