@@ -105,12 +105,13 @@ void StorageTable::Erase(const c10::StorageImpl* key, const Slot* value) {
   }
 }
 
-bool HadArrays(const c10::StorageImpl& storage) {
+bool MayHaveArrays(const at::Tensor& tensor, size_t known) {
+  const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
   const bool torchs = deleter == c10::GetCPUAllocator()->raw_deleter() ||
                       deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == &HandedPart::Delete;
   // torch marks a storage so when it makes an array over it, and never takes that back.
-  return torchs && !storage.resizable();
+  return torchs && !storage.resizable() && tensor.storage().use_count() > known;
 }
 
 // ----------------------------------------------------------------------------------------------------------- keeper

@@ -2,6 +2,7 @@
 // bytes are away comes through the fault door; a storage throws a sentence only where a use of it has failed.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
@@ -59,9 +60,9 @@ class StorageTable {
   std::mutex mutex_;
 };
 
-// A NumPy array was made over this memory, and torch's own allocator made the memory: whoever moves it leaves the array behind,
-// where that is still there.
-bool HadArrays(const c10::StorageImpl& storage);
+// A NumPy array was made over the tensor's memory, torch's own allocator made the memory, and more refer to it than `known`
+// tensors: whoever moves it leaves the array behind, where that is what refers to it.
+bool MayHaveArrays(const at::Tensor& tensor, size_t known);
 
 class StorageKeeper final : public FacetOwner {
  public:

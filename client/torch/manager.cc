@@ -581,7 +581,7 @@ std::string Manager::AdoptWeights() {
       const policy::Use from{made == nullptr ? 0 : made->facet->id, policy::kRead};
       if (made != nullptr) error = executor_->Use(&from, 1, /*position=*/false);
       if (!error.empty()) break;
-      const bool shared = HadArrays(*p.storage) && SharedOutside(p);
+      const bool shared = MayHaveArrays(p.tensor, 1) && MayHaveArrays(p.tensor, TensorsOver(p.storage));
       if (shared) {
         Notice("A NumPy array was made over parameter " + p.name +
                " before misa managed it, and something shares its memory still. Where that is the array, it goes on showing the "
@@ -605,13 +605,12 @@ std::string Manager::AdoptWeights() {
   return options_.existing_state ? "" : FinishAdoption();
 }
 
-// Something besides our parameters refers to this one's storage.
-bool Manager::SharedOutside(const Parameter& p) const {
-  std::set<const at::TensorImpl*> known;
-  for (const Parameter& other : parameters_) {
-    if (other.storage == p.storage) known.insert(other.tensor.unsafeGetTensorImpl());
+size_t Manager::TensorsOver(const c10::StorageImpl* storage) const {
+  std::set<const at::TensorImpl*> tensors;
+  for (const Parameter& p : parameters_) {
+    if (p.storage == storage) tensors.insert(p.tensor.unsafeGetTensorImpl());
   }
-  return p.tensor.storage().use_count() > known.size();
+  return tensors.size();
 }
 
 std::string Manager::AdoptExisting(uint32_t module) {
@@ -1019,7 +1018,7 @@ std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& s
   for (const at::Tensor& tensor : state) {
     if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != at::kCPU) continue;
     c10::StorageImpl* storage = StorageOf(tensor);
-    if (storage->nbytes() < kLeastStateBytes || HadArrays(*storage) || StorageTable::Get().Find(storage) != nullptr ||
+    if (storage->nbytes() < kLeastStateBytes || MayHaveArrays(tensor, 1) || StorageTable::Get().Find(storage) != nullptr ||
         std::find(fresh.begin(), fresh.end(), storage) != fresh.end()) {
       continue;
     }
@@ -1170,7 +1169,7 @@ std::string Manager::TakeGradient(Parameter& p) {
     const kernels::Sums sums = kernels::MeasureAndCopy(gradient.const_data_ptr(), target, count, element);
     p.statistics = {sums.sum, sums.sum_squares, count};
   };
-  const bool whole = !HadArrays(*storage) && gradient.is_non_overlapping_and_dense() && gradient.storage_offset() == 0 &&
+  const bool whole = !MayHaveArrays(gradient, 1) && gradient.is_non_overlapping_and_dense() && gradient.storage_offset() == 0 &&
                      storage->nbytes() == count * gradient.element_size();
   if (Slot* slot = StorageTable::Get().Find(storage)) {
     // Accumulated in place into what is managed already.

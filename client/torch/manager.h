@@ -241,7 +241,8 @@ class Manager final : public TouchHandler, public FaultServer {
   // The facet that holds just these storages since they were made, with that many bytes; null where there is none.
   Facet* WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const;
   std::string AdoptWeights();
-  bool SharedOutside(const Parameter& parameter) const;
+  // Parameters' tensors over this storage.
+  size_t TensorsOver(const c10::StorageImpl* storage) const;
   void OnGradient(uint32_t parameter);
   std::string TakeGradient(Parameter& parameter);
   std::string AdoptState(uint32_t module, const std::vector<at::Tensor>& state);
