@@ -111,7 +111,9 @@ bool MayHaveArrays(const at::Tensor& tensor, size_t known) {
   const bool torchs = deleter == c10::GetCPUAllocator()->raw_deleter() ||
                       deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == &HandedPart::Delete;
   // torch marks a storage so when it makes an array over it, and never takes that back.
-  return torchs && !storage.resizable() && tensor.storage().use_count() > known;
+  // Python's own object of the storage, where it was ever asked for, refers to it as well.
+  const size_t python = storage.pyobj_slot()->load_pyobj() != nullptr ? 1 : 0;
+  return torchs && !storage.resizable() && tensor.storage().use_count() > known + python;
 }
 
 // ----------------------------------------------------------------------------------------------------------- keeper

@@ -801,6 +801,18 @@ void Manager::EndTouch(const Touched* touched, size_t count) {
   }
 }
 
+// A step that is due would change what the view shows, and autograd's word of views (those of `unbind`, `chunk`) may not
+// outlive a change of their base; so the step comes first. The data itself need not be there.
+void Manager::BeforeView(Facet* facet) {
+  if (InForkedChild() || facet->module == kNoModule) return;
+  const Module& module = *modules_[facet->module];
+  if (&module == stepping || !module.pending.load(std::memory_order_acquire)) return;
+  const std::string error = RunPending(facet->module);
+  if (error.empty()) return;
+  keeper_->Poison(*facet, "misa: " + error);
+  poisoned_.store(true);
+}
+
 std::string Manager::Pin(const at::Tensor& tensor) {
   Slot* slot = tensor.has_storage() ? StorageTable::Get().Find(StorageOf(tensor)) : nullptr;
   if (slot == nullptr) return "";

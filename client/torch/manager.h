@@ -209,6 +209,7 @@ class Manager final : public TouchHandler, public FaultServer {
   // TouchHandler
   std::string Touch(const Touched* touched, size_t count) override;
   void EndTouch(const Touched* touched, size_t count) override;
+  void BeforeView(Facet* facet) override;
 
   // FaultServer
   std::string Serve(Facet& facet) override;

@@ -1,6 +1,7 @@
 #include "client/torch/observer.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
@@ -25,6 +26,7 @@ struct OperatorInfo {
   const char* name = nullptr;  // identity: every registered operator has a string of its own
   uint64_t writes = 0;
   uint64_t ignored = 0;        // only the shape or the alias is used
+  uint64_t viewed = 0;         // of these, what a view is made of
 };
 
 bool NeedsNoData(std::string_view name) {
@@ -76,6 +78,7 @@ OperatorInfo Describe(const at::RecordFunction& function) {
       info.writes |= 1ull << i;
     } else {
       info.ignored |= 1ull << i;
+      info.viewed |= 1ull << i;
     }
   }
   return info;
@@ -110,21 +113,23 @@ Slot* FindSlot(const StorageTable& table, at::TensorImpl* tensor) {
   return storage == nullptr ? nullptr : table.Find(storage);
 }
 
-// Calls `visit(argument, slot)` for every managed tensor among the inputs.
+// Calls `visit(argument, slot, tensor)` for every managed tensor among the inputs.
 template <typename Visit>
 void ForEachManaged(const at::RecordFunction& function, const StorageTable& table, Visit&& visit) {
   const auto inputs = function.inputs();
   for (size_t i = 0; i < inputs.size(); ++i) {
     const c10::IValue& value = inputs[i];
     if (value.isTensor()) {
-      if (Slot* slot = FindSlot(table, value.unsafeToTensorImpl())) visit(i, slot);
+      at::TensorImpl* tensor = value.unsafeToTensorImpl();
+      if (Slot* slot = FindSlot(table, tensor)) visit(i, slot, tensor);
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef()) {
         if (!element.isTensor()) {
           if (element.isNone()) continue;  // of a list of optional ones
           break;
         }
-        if (Slot* slot = FindSlot(table, element.unsafeToTensorImpl())) visit(i, slot);
+        at::TensorImpl* tensor = element.unsafeToTensorImpl();
+        if (Slot* slot = FindSlot(table, tensor)) visit(i, slot, tensor);
       }
     }
   }
@@ -133,7 +138,7 @@ void ForEachManaged(const at::RecordFunction& function, const StorageTable& tabl
 std::unique_ptr<at::ObserverContext> OnStart(const at::RecordFunction& function) {
   static const StorageTable& table = StorageTable::Get();
   bool any = false;
-  ForEachManaged(function, table, [&](size_t, Slot*) { any = true; });
+  ForEachManaged(function, table, [&](size_t, Slot*, at::TensorImpl*) { any = true; });
   if (!any) return nullptr;
 
   inside.fetch_add(1, std::memory_order_seq_cst);
@@ -143,9 +148,12 @@ std::unique_ptr<at::ObserverContext> OnStart(const at::RecordFunction& function)
     const OperatorInfo& info = Lookup(function);
     context = std::make_unique<TouchContext>();
     context->handler = handler;
-    ForEachManaged(function, table, [&](size_t argument, Slot* slot) {
+    ForEachManaged(function, table, [&](size_t argument, Slot* slot, at::TensorImpl* tensor) {
       const uint64_t bit = argument < 64 ? 1ull << argument : 0;
-      if (info.ignored & bit) return;
+      if (info.ignored & bit) {
+        if ((info.viewed & bit) && at::GradMode::is_enabled() && tensor->requires_grad()) handler->BeforeView(slot->facet);
+        return;
+      }
       Add(&context->touched, slot, policy::kRead | (info.writes & bit ? policy::kWrite : 0));
     });
     if (context->touched.empty()) {

@@ -21,6 +21,8 @@ class TouchHandler {
   virtual ~TouchHandler() = default;
   virtual std::string Touch(const Touched* touched, size_t count) = 0;
   virtual void EndTouch(const Touched* touched, size_t count) = 0;
+  // Autograd is about to note a view of the facet, which a later change of what it shows would spoil.
+  virtual void BeforeView(Facet* facet) = 0;
 };
 
 // From now on every operator of the process reports to `handler`; one at a time. Null ends it: returns when no operator

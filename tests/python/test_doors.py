@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from tests.python.beside import assert_identical, digest
-from tests.python.models import Mlp, Transformer, loss_of
+from tests.python.models import Mlp, Transformer, batch, loss_of
 from tests.python.processes import Misad, TrainerProcess
 
 MIB = 1 << 20
@@ -315,13 +315,15 @@ METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@torch.no_grad()
 def test_operators_of_shape_alone_load_nothing(shared_misad):
     """Neither the data nor a step that is due; what is done with their results later does."""
     plain_model, plain_optimizer = mlp()
-    train(plain_model, plain_optimizer, range(1))
     model, optimizer = mlp()
-    run = manage(shared_misad, model, optimizer)
-    train(model, optimizer, range(1))
+    with torch.enable_grad():
+        train(plain_model, plain_optimizer, range(1))
+        run = manage(shared_misad, model, optimizer)
+        train(model, optimizer, range(1))
     weight = model.blocks[3].weight
     weight.owner = model
     assert run.unload_all()
@@ -346,6 +348,32 @@ def test_operators_of_shape_alone_load_nothing(shared_misad):
         assert loads(run) > before, name
         before = loads(run)
     run.release()
+
+
+@pytest.mark.parametrize("pressure", ["tight", "stress"])
+def test_views_noted_by_autograd_come_after_the_step_that_is_due(shared_misad, pressure):
+    """Several views of one weight may not outlive a change of it: the step is done before they are made."""
+
+    def loop(manage: Any) -> Any:
+        model, optimizer = mlp()
+        with manage(model, optimizer):
+            for step in range(4):
+                optimizer.zero_grad()
+                h, targets = batch(model, step)
+                for number, block in enumerate(model.blocks):
+                    if number % 3 == 0:
+                        parts = block.weight.chunk(4) if number else block.weight.unbind()
+                        parts = parts if number else [torch.stack(parts)]
+                        h = torch.tanh(torch.cat([h @ part.t() for part in parts], -1) + block.bias)
+                    elif number % 3 == 1:
+                        h = torch.tanh(h @ block.weight.t() + block.bias.view(1, -1))
+                    else:
+                        h = torch.tanh(block(h))
+                nn.functional.cross_entropy(model.head(h), targets).backward()
+                optimizer.step()
+        return model, optimizer, []
+
+    assert_identical(loop, shared_misad, pressure, key=("views", 0), share=0.6)
 
 
 # ------------------------------------------------------------------------------------------------- system calls
