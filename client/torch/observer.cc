@@ -36,7 +36,7 @@ bool NeedsNoData(std::string_view name) {
       "aten::size",       "aten::sym_size",   "aten::is_same_size",  "aten::result_type",  "aten::sym_numel",
       "aten::is_complex", "aten::is_nonzero_", "aten::_has_compatible_shallow_copy_type",  "aten::sym_stride",
       "aten::is_floating_point", "aten::_version", "aten::output_nr", "aten::is_leaf", "aten::retain_grad",
-      "aten::requires_grad_", "aten::new_empty_strided",
+      "aten::requires_grad_", "aten::new_empty_strided", "aten::detach", "aten::detach_",
       // As torch's own code names them, without a schema.
       "detach", "detach_"};
   for (std::string_view candidate : kNames) {

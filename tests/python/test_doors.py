@@ -336,6 +336,10 @@ def test_operators_of_shape_alone_load_nothing(shared_misad):
             loading.append(name)
             assert run.unload_all()
             before = loads(run)
+    with torch.enable_grad():
+        for look in (weight.detach, lambda: weight.data, model.state_dict, lambda: list(model.named_parameters())):
+            look()
+    assert loads(run) == before
     assert loading == []
     assert run._manager.is_pending(run._module_of[id(weight)])
     expected = plain_model.blocks[3].weight.detach()
