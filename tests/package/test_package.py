@@ -16,7 +16,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
+import sys
 import misa, torch
+disk = sys.argv[1]
 print("at", misa.__file__)
 def train(manage):
     torch.manual_seed(1)
@@ -30,7 +32,7 @@ def train(manage):
         return misa.state_sha256(model, optimizer)
 import contextlib
 plain = train(lambda *_: contextlib.nullcontext())
-assert train(lambda m, o: misa.manage(m, o, budget="64MiB", daemon="private")) == plain
+assert train(lambda m, o: misa.manage(m, o, budget="64MiB", daemon="private", disk=disk)) == plain
 print("trained")
 """
 
@@ -55,8 +57,8 @@ def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment, cwd=site)
 
 
-def test_it_trains_with_its_own_daemon(site):
-    answer = run(site, "-c", TRAIN)
+def test_it_trains_with_its_own_daemon(site, tmp_path):
+    answer = run(site, "-c", TRAIN, str(tmp_path))
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.split() == ["at", str(site / "misa/__init__.py"), "trained"]
 

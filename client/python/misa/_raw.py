@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from typing import Any, Iterator
 
 import torch
@@ -25,8 +26,14 @@ def held(storage: torch.UntypedStorage, write: bool = False) -> Iterator[None]:
 
 
 def _flat(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(bytearray())
+    """The bytes of a contiguous tensor that is there. Not by `numpy()`: a storage that arrays look at is not moved any more."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(bytearray())
+    manager = _manage.open_manager()
+    start = manager.address_of(tensor.untyped_storage()) if manager is not None else 0
+    address = start + tensor.storage_offset() * tensor.element_size() if start else tensor.data_ptr()
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 @contextlib.contextmanager
