@@ -135,7 +135,7 @@ def test_an_unchanged_script_trains_to_the_same_bits_within_its_budget(shared_mi
     assert "manages Net" in managed.stderr and "AdamW" in managed.stderr and "mode exact" in managed.stderr
     assert "Warning" not in managed.stderr
     peak = misa._C.parse_byte_size(managed.stderr.split("peak ")[1].split(" of")[0])
-    assert peak <= 2600 << 10
+    assert peak <= (2600 << 10) + (1 << 20) / 200  # printed with two decimals
 
 
 @pytest.mark.parametrize(("kind", "words"), [("lbfgs", "LBFGS"), ("loose", "belong to no torch.nn.Module")])

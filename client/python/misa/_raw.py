@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from typing import Any, Iterator
 
 import torch
@@ -25,8 +26,10 @@ def held(storage: torch.UntypedStorage, write: bool = False) -> Iterator[None]:
 
 
 def _flat(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(bytearray())
+    # Not by way of numpy(): torch marks a storage for good that an array was made over, and misa would not take it over then.
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 @contextlib.contextmanager
