@@ -170,7 +170,7 @@ std::string Manager::Take(std::vector<ParameterInput> inputs, StepMode step, boo
   error = AdoptWeights();
   if (!error.empty()) return error;
   // Places on the disk are handed on: no block of their earlier owners may be under way any more.
-  if (!executor_->Drain()) return "The disk tier does not answer: the model stays as it was made.";
+  if (!executor_->Drain()) return "The tier below does not answer: the model stays as it was made.";
   growing_ = false;
   created_.clear();
   parameter_changed_.store(false);

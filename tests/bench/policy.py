@@ -90,7 +90,12 @@ def small(kind: str, units: int, share: float, seeds: int) -> dict[str, Any]:
     bound_over: list[float] = []
     exact = 0
     for seed in range(1, seeds + 1):
-        report = simulate(trace=kind, units=units, capacity=units * share, mixed_sizes=True, seed=seed)
+        try:
+            report = simulate(trace=kind, units=units, capacity=units * share, mixed_sizes=True, seed=seed)
+        except RuntimeError as refused:
+            if "smallest budget that works" in str(refused):
+                continue  # one unit of this draw takes nearly all bytes there are
+            raise
         rows = {row["policy"]: row for row in report["rows"]}
         if "error" in rows["optimum"]:
             continue
@@ -159,7 +164,8 @@ def main() -> int:
     print("\nLoaded bytes over the exact optimum, mean (most)")
     print(f"{'trace':14}{'units':>6}" + "".join(f"{policy:>17}" for policy in POLICIES) + f"{'optimal':>9}{'bound':>8}")
     for kind, units in [("zigzag", 10), ("three-pass", 10), ("forward-only", 10), ("phases", 10), ("mixed", 3)]:
-        row = small(kind, units, 0.6, options.seeds)
+        # A training step needs one module's weights, gradients and optimizer state at once.
+        row = small(kind, units, 0.8 if kind == "mixed" else 0.6, options.seeds)
         rows.append(row)
         cells = "".join(
             f"{row[policy.replace('-', '_') + '_loaded_over_optimum_mean']:>9.3f}"

@@ -649,7 +649,7 @@ TEST(Executor, AStuckLoadEndsWithASentenceAndWorksOnceTheLinkDoes) {
   ASSERT_EQ(rig.Create(a, 1), "");
   rig.SendAway();
   rig.link->Hold(kLoad);
-  EXPECT_THAT(rig.Check(a, 1), HasSubstr("the disk tier does not answer"));
+  EXPECT_THAT(rig.Check(a, 1), HasSubstr("the disk does not answer"));
   EXPECT_EQ(rig.state(a), FacetState::kLoading);
   rig.link->Release(kLoad);
   EXPECT_EQ(rig.Check(a, 1), "");
