@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import select
+import signal
 import sys
 import time
 from typing import Any
@@ -18,6 +19,10 @@ from tests.python.models import Transformer, loss_of
 
 def say(*words: Any) -> None:
     print(*words, flush=True)
+
+
+# Started from a background job, a process ignores the interrupt key; here it is a test that presses it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main(settings: dict[str, Any]) -> None:
