@@ -21,26 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from tests.python.beside import assert_identical, digest, plain_once
 from tests.python.models import Mlp, Transformer, batch, loss_of
 from tests.python.processes import Misad, TrainerProcess
+from tests.python.small_training import manage, mlp, train
 
 STEPS = 3
-
-
-def mlp(**options: Any) -> tuple[Mlp, torch.optim.AdamW]:
-    torch.manual_seed(7)
-    model = Mlp(**options)
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-
-def train(model: nn.Module, optimizer: Any, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-
-
-def manage(misad: Misad, model: Any, optimizer: Any, **options: Any) -> misa.Run:
-    return misa.manage(model, optimizer, **{"runtime_dir": str(misad.runtime_dir), "daemon": "required",
-                                            "budget": "64MiB", **options})
 
 
 def same(loop: Callable[..., Any], misad: Misad, **options: Any) -> None:

@@ -20,19 +20,7 @@ from torch import nn
 from tests.python.beside import digest
 from tests.python.models import Mlp, Transformer, loss_of
 from tests.python.processes import MIB, Misad, TrainerProcess
-
-
-def mlp(**options: Any) -> tuple[Mlp, torch.optim.AdamW]:
-    torch.manual_seed(7)
-    model = Mlp(**options)
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-
-def train(model: nn.Module, optimizer: Any, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+from tests.python.small_training import manage, mlp, train
 
 
 @functools.cache
@@ -41,11 +29,6 @@ def after(steps: int) -> str:
     model, optimizer = mlp()
     train(model, optimizer, range(steps))
     return digest(model, optimizer)
-
-
-def manage(misad: Misad, model: Any, optimizer: Any, **options: Any) -> misa.Run:
-    return misa.manage(model, optimizer, **{"runtime_dir": str(misad.runtime_dir), "daemon": "required",
-                                            "budget": "64MiB", **options})
 
 
 def a_sentence(text: str) -> bool:
