@@ -441,7 +441,8 @@ with misa.manage(model, optimizer, budget=base + (1200 << 10), runtime_dir={runt
     in_child("deep", too_deep)
     in_child("child", lambda: array.sum())
     run.unload_all()
-    print("value", float(array.sum()) == float(model[0].weight.detach().sum()), flush=True)
+    seen = array.tobytes()             # through the pointer first
+    print("value", seen == model[0].weight.detach().clone().numpy().tobytes(), flush=True)
     import contextlib
     with contextlib.ExitStack() as held:
         optimizer.zero_grad()
