@@ -13,4 +13,8 @@ namespace misa::trace {
 // (the groups seen since the last step boundary) passes it as `smallest`.
 size_t FindPeriod(std::span<const uint64_t> groups, size_t repeats = 2, size_t smallest = 1);
 
+// Of all such p the one that the sequence has kept to for the longest time up to its end, of equals the smallest; 0 where
+// there is none. A run of equal groups at the end does not hide the period that the whole has. Linear time and memory.
+size_t FindLongestPeriod(std::span<const uint64_t> groups, size_t repeats = 2);
+
 }  // namespace misa::trace

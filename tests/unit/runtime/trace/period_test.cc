@@ -74,6 +74,34 @@ TEST(FindPeriod, AgreesWithTheDefinitionOnRandomSequences) {
   }
 }
 
+TEST(FindLongestPeriod, IsOfTheWholeAndNotOfARunAtItsEnd) {
+  const std::vector<uint64_t> groups = Repeat({1, 2, 5, 5}, 3);
+  EXPECT_EQ(FindPeriod(groups), 1u);
+  EXPECT_EQ(FindLongestPeriod(groups), 4u);
+  EXPECT_EQ(FindLongestPeriod(Repeat({7}, 5)), 1u);
+  EXPECT_EQ(FindLongestPeriod(std::vector<uint64_t>{1, 2, 3}), 0u);
+  EXPECT_EQ(FindLongestPeriod(std::vector<uint64_t>{}), 0u);
+}
+
+TEST(FindLongestPeriod, AgreesWithTheDefinitionOnRandomSequences) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<uint64_t> groups(2 + random() % 24);
+    for (uint64_t& group : groups) group = random() % 2;
+    size_t expected = 0;
+    size_t longest = 0;
+    for (size_t p = 1; 2 * p <= groups.size(); ++p) {
+      size_t held = 0;
+      while (held + p < groups.size() && groups[groups.size() - 1 - held] == groups[groups.size() - 1 - held - p]) ++held;
+      if (held >= p && held > longest) {
+        longest = held;
+        expected = p;
+      }
+    }
+    ASSERT_EQ(FindLongestPeriod(groups), expected) << "round " << round;
+  }
+}
+
 TEST(FindPeriod, IsLinearOnSequencesThatAlmostRepeat) {
   // Half a million equal groups but for the last: a quadratic search would not end in this test's time.
   std::vector<uint64_t> groups(500000, 7);
