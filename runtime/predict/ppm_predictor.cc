@@ -14,6 +14,8 @@ constexpr size_t kMostContexts = 1 << 20;
 constexpr size_t kWays = 4;
 // Counts are halved at this sum: what followed lately weighs more than what followed long ago.
 constexpr uint32_t kMostCount = 256;
+// Added to what a context has seen: one that was there once is less sure than one that held nine times out of ten.
+constexpr double kDoubt = 1;
 
 }  // namespace
 
@@ -89,30 +91,21 @@ void PpmPredictor::Observe(Symbol symbol) {
 }
 
 std::optional<Symbol> PpmPredictor::Predict() const {
-  std::array<std::pair<Symbol, double>, (kMostOrder + 1) * kSuccessors> candidates;
-  size_t known = 0;
-  double escape = 1;  // the chance that no longer context has seen what comes
+  std::optional<Symbol> best;
+  double surest = 0;
+  // Of equals the one that the longest context names.
   for (size_t length = std::min(order_, history_.size()) + 1; length-- > 0;) {
     const Context* context = Find(Tag(length));
     if (context == nullptr) continue;
-    const double total = std::accumulate(context->counts.begin(), context->counts.end(), 0.0);
-    const auto distinct = static_cast<double>(
-        std::count_if(context->counts.begin(), context->counts.end(), [](uint16_t count) { return count > 0; }));
-    if (total == 0) continue;
-    for (size_t i = 0; i < kSuccessors; ++i) {
-      if (context->counts[i] == 0) continue;
-      size_t at = 0;
-      while (at < known && candidates[at].first != context->symbols[i]) ++at;
-      if (at == known) candidates[known++] = {context->symbols[i], 0};
-      candidates[at].second += escape * context->counts[i] / (total + distinct);
-    }
-    escape *= distinct / (total + distinct);
+    const auto most = static_cast<size_t>(std::max_element(context->counts.begin(), context->counts.end()) -
+                                          context->counts.begin());
+    const double sure =
+        context->counts[most] / (kDoubt + std::accumulate(context->counts.begin(), context->counts.end(), 0.0));
+    if (sure <= surest) continue;
+    best = context->symbols[most];
+    surest = sure;
   }
-  if (known == 0) return std::nullopt;
-  // Of equals the first: the one that the longest context names.
-  return std::max_element(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(known),
-                          [](const auto& a, const auto& b) { return a.second < b.second; })
-      ->first;
+  return best;
 }
 
 size_t PpmPredictor::memory_bytes() const {

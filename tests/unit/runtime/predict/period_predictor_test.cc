@@ -49,7 +49,7 @@ TEST(PeriodPredictor, ForgetsAPeriodThatEndsAndFindsTheNext) {
   EXPECT_EQ(CountWrong(&predictor, {4, 5, 4, 5, 4, 5}), 4u);
 }
 
-TEST(PeriodPredictor, ALongPeriodThanTheWindowIsNone) {
+TEST(PeriodPredictor, APeriodTooLongForTheWindowIsNone) {
   PeriodPredictor predictor({.window = 8});
   std::vector<Symbol> symbols;
   for (int i = 0; i < 10; ++i) symbols.insert(symbols.end(), {1, 2, 3, 4, 5});
