@@ -272,7 +272,10 @@ void Executor::BeginPosition(Lock& lock, const policy::Use* uses, size_t count) 
   thread_position.executor = this;
   thread_position.count = position_count_.fetch_add(1, std::memory_order_relaxed) + 1;
   thread_position.uses.assign(uses, uses + count);
-  if (!options_.demand_only) RunActions(lock);
+  if (!options_.demand_only) {
+    RunActions(lock);
+    if (follower_.entered() && !load_queue_.empty()) SendLeftoversAway();
+  }
   if (options_.stress) UnloadUnused();
   // A load may have waited for other tensors to go, of which nobody tells the mover.
   if (!load_queue_.empty() && loads_in_flight_ < kTransfersInFlight && HasRoomFor(*load_queue_.front())) link_->Wake();
@@ -334,6 +337,28 @@ void Executor::StopWaitingToUnload(Facet* facet) {
 void Executor::AttachLocked(Facet* facet) {
   owner_->Attach(*facet);
   facet->state.store(FacetState::kDevice, std::memory_order_seq_cst);
+}
+
+void Executor::SendLeftoversAway() {
+  const uint64_t budget = meter_->budget_bytes();
+  uint64_t wanted = std::min(kLeastRelease, budget / kAheadMargin);
+  for (const Facet* f : load_queue_) wanted += f->bytes;
+  const uint64_t taken = meter_->total_bytes() - meter_->kept_bytes();
+  uint64_t room = space_->spare_bytes() + std::min(space_->empty_bytes(), budget - std::min(budget, taken)) + unloading_bytes_;
+  for (const Facet* f : unload_queue_) room += f->bytes;
+  if (room >= wanted) return;
+  const auto now = Clock::now();
+  for (const uint32_t id : follower_.Leftovers(static_cast<uint32_t>(facets_.size()))) {
+    if (room >= wanted) return;
+    Facet* f = facets_[id].get();
+    const FacetState state = f->state.load();
+    if ((state != FacetState::kDevice && state != FacetState::kReady) || f->pins.load() > 0 || f->raw_until > now ||
+        (f->dirty.load() && f->unload_pause > now)) {
+      continue;
+    }
+    StartUnload(f);
+    room += f->bytes;
+  }
 }
 
 void Executor::CancelUnload(Facet* facet) {

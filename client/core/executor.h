@@ -203,6 +203,8 @@ class Executor {
   void FinishStepIfDue(Lock& lock);
 
   void StartUnload(Facet* facet);
+  // What the step before left behind, and the plan of this one does not count on, makes room for the loads that wait.
+  void SendLeftoversAway();
   // Starts to unload everything that is present and not pinned.
   void UnloadUnused();
   void CancelUnload(Facet* facet);

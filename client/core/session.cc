@@ -530,6 +530,7 @@ class GrpcSession final : public Session {
     out->set_problem(report.problem);
     out->set_pool_backed_bytes(report.pool_backed_bytes);
     out->set_budget_serial(report.budget_serial);
+    out->set_trace_digest(s.trace_digest);
     return request;
   }
 

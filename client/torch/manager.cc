@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
@@ -1257,8 +1258,11 @@ void Manager::OnStep(StepSummary summary) {
   report.budget_serial = budget_serial_;
   if (!report.problem.empty()) Notice(report.problem);
   DecideGradients(*summary.trace);
-  // A step like one before has nothing new inside; the digests are read and written by this thread alone.
-  if (summary.trace_digest != last_trace_seen_) report.mode_traces = NewModeTraces(*summary.trace);
+  // By this thread alone.
+  TraceOnce* seen = traces_.Touch(summary.trace_digest);
+  const bool again = std::exchange(seen->seen, true);
+  // A step like one before has nothing new inside.
+  if (!again) report.mode_traces = NewModeTraces(*summary.trace);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     report.statistics = std::move(finished_statistics_);
@@ -1267,23 +1271,21 @@ void Manager::OnStep(StepSummary summary) {
     report.active_modules = active_;
     report.sampler_digest = sampler_digest_;
     // A trace that will not come back is not worth a plan; the first ones are, for want of a better.
-    report.send_trace =
-        summary.trace_digest != last_trace_sent_ && (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
-    last_trace_seen_ = summary.trace_digest;
+    report.send_trace = !seen->sent && (again || summary.step <= 3);
     // The first traces are timed while everything is loaded on demand and memory is touched for the first time. Once a plan
     // is in force the same trace goes up again where its times have moved, ever more rarely.
     const double compute = ComputeSeconds(*summary.trace);
     if (report.send_trace) {
-      refresh_gap_ = kFirstRefreshSteps;
-    } else if (summary.trace_digest == last_trace_sent_ && summary.plan_version > 0 && summary.step >= next_refresh_ &&
-               std::abs(compute - sent_compute_seconds_) > kRefreshShare * sent_compute_seconds_) {
+      seen->refresh_gap = kFirstRefreshSteps;
+    } else if (seen->sent && summary.plan_version > 0 && summary.step >= seen->next_refresh &&
+               std::abs(compute - seen->compute_seconds) > kRefreshShare * seen->compute_seconds) {
       report.send_trace = true;
-      refresh_gap_ *= 2;
+      seen->refresh_gap *= 2;
     }
     if (report.send_trace) {
-      last_trace_sent_ = summary.trace_digest;
-      sent_compute_seconds_ = compute;
-      next_refresh_ = summary.step + refresh_gap_;
+      seen->sent = true;
+      seen->compute_seconds = compute;
+      seen->next_refresh = summary.step + seen->refresh_gap;
     }
     if (totals_.step_seconds.size() < kMaxSteps) {
       totals_.step_seconds.push_back(summary.step_seconds);

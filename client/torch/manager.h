@@ -23,6 +23,7 @@
 #include "client/torch/managed_storage.h"
 #include "client/torch/observer.h"
 #include "runtime/policy/importance.h"
+#include "runtime/predict/recent.h"
 
 namespace misa::torch_client {
 
@@ -298,6 +299,16 @@ class Manager final : public TouchHandler, public FaultServer {
   std::mutex pending_mutex_;
   std::condition_variable pending_done_;
 
+  // Of the traces that the last steps had, by digest.
+  struct TraceOnce {
+    bool seen = false;
+    bool sent = false;
+    double compute_seconds = 0;  // as sent
+    uint64_t next_refresh = 0;   // the step from which on it may go up again
+    uint64_t refresh_gap = 0;
+  };
+  predict::Recent<TraceOnce> traces_;
+
   std::mutex mutex_;  // what follows
   // By the daemon, for the next boundary; serial 0: nothing new.
   struct {
@@ -305,11 +316,6 @@ class Manager final : public TouchHandler, public FaultServer {
     uint64_t serial = 0;
   } told_budget_;
   std::condition_variable budget_told_;
-  uint64_t last_trace_sent_ = 0;
-  double sent_compute_seconds_ = 0;
-  uint64_t next_refresh_ = 0;  // the step from which on it may go up again
-  uint64_t refresh_gap_ = 0;
-  uint64_t last_trace_seen_ = 0;
   std::map<trace::TraceMode, uint64_t> mode_traces_sent_;  // digests
   RunTotals totals_;
   uint64_t round_ = 0;

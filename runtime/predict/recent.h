@@ -41,6 +41,10 @@ class Recent {
     return &items_.front().value;
   }
 
+  void ForgetOldest() {
+    if (!items_.empty()) items_.pop_back();
+  }
+
   // Newest first.
   std::list<Item>& items() { return items_; }
   const std::list<Item>& items() const { return items_; }
