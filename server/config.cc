@@ -334,6 +334,16 @@ std::vector<std::string> ParseConfig(const std::string& text, const std::string&
                           {"cold", reader.Number(&result.policy.cold, share, "from 0 to 1")},
                           {"reserve", reader.Bytes(&result.policy.reserve_bytes, no_check)}});
             }},
+           {"prediction", reader.Section({{"window", reader.Integer(&result.prediction.window, 1, 1'000'000)},
+                                          {"order", reader.Integer(&result.prediction.order, 0, 16)},
+                                          {"plugin", reader.Text(&result.prediction.plugin,
+                                                                 [](const std::string& plugin) {
+                                                                   const bool word = plugin == "auto" || plugin == "off";
+                                                                   return word || (!plugin.empty() && plugin.front() == '/')
+                                                                              ? std::string()
+                                                                              : "must be auto, off or an absolute path, and is \"" +
+                                                                                    plugin + "\"";
+                                                                 })}})},
            {"limits", reader.Section({{"sessions", reader.Integer(&result.limits.sessions, 1, 4096)},
                                       {"queue", reader.Integer(&result.limits.queue, 16, 1'000'000)}})}});
     } catch (const YAML::Exception& exception) {
@@ -375,6 +385,7 @@ std::vector<std::string> RestartKeys(const Config& before, const Config& after) 
   if (!(before.link == after.link)) keys.push_back("link");
   if (!(before.metrics == after.metrics)) keys.push_back("metrics");
   if (before.events.memory != after.events.memory) keys.push_back("events.memory");
+  if (!(before.prediction == after.prediction)) keys.push_back("prediction");
   if (!(before.limits == after.limits)) keys.push_back("limits");
   return keys;
 }

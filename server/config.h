@@ -64,6 +64,13 @@ struct Config {
     bool operator==(const Events&) const = default;
   } events;
   PolicyOptions policy;
+  // How a session's next step is predicted.
+  struct Prediction {
+    uint32_t window = 64;
+    uint32_t order = 4;
+    std::string plugin = "auto";  // of the predictor that learns: "auto", "off", or its file
+    bool operator==(const Prediction&) const = default;
+  } prediction;
   struct Limits {
     uint32_t sessions = 64;
     uint32_t queue = 1024;

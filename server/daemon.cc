@@ -55,6 +55,12 @@ std::string ReadAll(int fd) {
   return got > 0 ? std::string(text, static_cast<size_t>(got)) : "";
 }
 
+// Of this executable.
+std::string BinaryDirectory() {
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
+}
+
 std::string Rate(double bytes_per_second) { return FormatByteSize(static_cast<uint64_t>(bytes_per_second)) + "/s"; }
 
 std::string Rates(const policy::LinkRates& link) {
@@ -199,6 +205,10 @@ std::string Daemon::Start() {
   core.max_sessions = config_.limits.sessions;
   core.module_series_limit = config_.metrics.module_series_limit;
   core.private_daemon = options_.private_daemon;
+  core.prediction.bidder.window = config_.prediction.window;
+  core.prediction.ppm.order = config_.prediction.order;
+  const std::string plugin = PluginPath(config_.prediction.plugin, BinaryDirectory(), options_.private_daemon);
+  core.learned_prediction = !plugin.empty();
 
   // Who still holds memory from before.
   std::vector<JournalEntry> journal;
@@ -219,6 +229,10 @@ std::string Daemon::Start() {
   reserving_ = std::make_unique<Worker>(jobs);
   reclaiming_ = std::make_unique<Worker>(jobs);
   planning_ = std::make_unique<Worker>(jobs);
+  if (core.learned_prediction) {
+    predictions_ = std::make_unique<Predictions>(plugin);
+    predicting_ = std::make_unique<Worker>(jobs);
+  }
   scheduler_ = std::make_unique<Scheduler>(config_.limits.queue, &clock_, [this](Effect&& effect) { Perform(std::move(effect)); });
   calls_ = std::make_unique<CallTable>(scheduler_.get());
   streams_ = std::make_unique<TrainStreams>(scheduler_.get(), 2 * static_cast<size_t>(config_.limits.sessions) + 16);
@@ -361,6 +375,16 @@ void Daemon::Perform(Effect&& effect) {
             });
             if (!posted) Log(Level::kWarning, "the influence of a session's budget could not be queued for computing");
           },
+          [&](ComputePrediction& e) {
+            const LeaseId lease = e.lease;
+            const bool posted = predicting_ != nullptr && predicting_->Post([this, e = std::move(e)] {
+              scheduler_->Deliver(predictions_->Compute(e));
+            });
+            if (!posted) scheduler_->Deliver(PredictionMade{lease, 0, {}, {}});
+          },
+          [&](ForgetPrediction& e) {
+            if (predicting_ != nullptr) predicting_->Post([this, lease = e.lease] { predictions_->Forget(lease); });
+          },
           [&](WriteJournal& e) {
             const uint64_t serial = e.serial;
             const bool posted = reserving_->Post([this, e = std::move(e)] {
@@ -462,6 +486,7 @@ void Daemon::Stop() {
   if (reserving_ != nullptr) reserving_->Stop();
   if (reclaiming_ != nullptr) reclaiming_->Stop();
   if (planning_ != nullptr) planning_->Stop();
+  if (predicting_ != nullptr) predicting_->Stop();
   if (events_ != nullptr) events_->Stop();
   if (server_ != nullptr) unlink((config_.runtime_dir + "/" + kControlSocketName).c_str());
   // server_ is destroyed with the rest; the lock goes last, when no socket of ours is left.

@@ -21,6 +21,7 @@
 #include "server/lease/lease_plane.h"
 #include "server/observe/event_log.h"
 #include "server/observe/metrics.h"
+#include "server/predict/predictions.h"
 #include "server/scheduler/clock.h"
 #include "server/scheduler/scheduler.h"
 #include "server/scheduler/worker.h"
@@ -90,6 +91,8 @@ class Daemon {
   std::unique_ptr<Worker> reserving_;
   std::unique_ptr<Worker> reclaiming_;
   std::unique_ptr<Worker> planning_;
+  std::unique_ptr<Predictions> predictions_;  // the worker's alone
+  std::unique_ptr<Worker> predicting_;        // null where nothing learns
   bool stopped_ = false;
 };
 

@@ -18,19 +18,6 @@ constexpr double kMostWaitSeconds = 15;
 
 std::string Amount(uint64_t bytes) { return FormatByteSize(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
-// A trace's facets at their new places; false where one is gone.
-bool MoveFacets(const ModuleRegistry& registry, const std::vector<ModuleRegistry::Facet>& before, policy::Trace* trace) {
-  bool all = true;
-  for (policy::TraceEntry& entry : trace->entries) {
-    for (policy::Use& use : entry.uses) {
-      const std::optional<uint32_t> index = registry.Index(before[use.facet].id);
-      all = all && index.has_value();
-      use.facet = index.value_or(0);
-    }
-  }
-  return all;
-}
-
 policy::SamplerOptions SamplingOf(const Session& session) {
   const v1::SamplingOptions& in = session.sampling;
   return {in.delta(), in.eta(), in.alpha(), in.inner_steps(), in.seed()};
@@ -44,6 +31,7 @@ Core::Core(CoreOptions options, const std::vector<JournalEntry>& orphans, Now no
       device_("device", options_.device_capacity_bytes),
       disk_(options_.below, options_.disk_capacity_bytes),
       started_at_(now.monotonic_seconds),
+      learned_prediction_(options_.learned_prediction),
       now_(now),
       effects_(effects) {
   Emit("daemon_started", "", "version " + options_.version, options_.device_capacity_bytes);
@@ -433,8 +421,9 @@ void Core::FinishRegister(Session* session) {
   session->active.resize(count, session->mode == v1::MODE_EXACT);
   if (layout_changed) {
     std::erase_if(session->mode_traces, [&](trace::Section& section) {
-      return !MoveFacets(session->registry, before, &section.trace);
+      return !session->registry.MoveFacets(before, &section.trace);
     });
+    MovePhases(session, before);
   }
   if (layout_changed && session->has_trace) KeepTrace(session, before);
   if (session->mode == v1::MODE_SAMPLED && count > 0) {
@@ -460,7 +449,7 @@ void Core::FinishRegister(Session* session) {
 // Facets have other sizes or places now. The trace knows nothing of sizes, and a trainer whose steps stay as they were does
 // not send it again: it stays, with the new places. Where it uses a facet that is gone, a new one will come.
 void Core::KeepTrace(Session* session, const std::vector<ModuleRegistry::Facet>& before) {
-  session->has_trace = MoveFacets(session->registry, before, &session->trace);
+  session->has_trace = session->registry.MoveFacets(before, &session->trace);
   ++session->influence_serial;  // what is being computed is of before
   session->influence.clear();
   session->smallest_bytes = 0;
@@ -468,7 +457,7 @@ void Core::KeepTrace(Session* session, const std::vector<ModuleRegistry::Facet>&
     session->trace = {};
     return;
   }
-  session->smallest_bytes = policy::SmallestBudget(MakeInput(*session, session->budget_bytes));
+  session->smallest_bytes = SmallestOf(*session, session->budget_bytes);
   arbitrate_ = true;
   WantPlan(session);
   WantInfluence(session);
@@ -557,6 +546,7 @@ void Core::Forget(Session* session) {
 }
 
 void Core::Erase(Session* session) {
+  if (session->learning) Do(ForgetPrediction{session->lease});
   for (const CallId call : session->detach_calls) Answer(call, v1::DetachResponse());
   by_token_.erase(session->token);
   sessions_.erase(session->lease);

@@ -36,6 +36,9 @@ struct CoreOptions {
   PolicyOptions policy;
   uint32_t max_sessions = 64;
   uint32_t module_series_limit = 90;
+  // How a session's next step is predicted, and whether one who learns may bid too (ComputePrediction).
+  predict::StepPredictorOptions prediction;
+  bool learned_prediction = false;
   // Ends with its last session, or when none came in time.
   bool private_daemon = false;
   double private_wait_seconds = 30;
@@ -71,6 +74,7 @@ class Core {
   void On(const TrainClosed& event);
   void On(const PlanMade& event);
   void On(const InfluenceMade& event);
+  void On(const PredictionMade& event);
   void On(const JournalWritten& event);
   // Admin and observation.
   void On(const AdminCall& event);
@@ -136,7 +140,22 @@ class Core {
   void FoldTrace(Session* session, const v1::Trace& trace);
   void FoldModeTrace(Session* session, const v1::ModeTrace& mode_trace);
   void FinishShrink(Session* session);
-  void WantPlan(Session* session);
+  // With `all`, the plans of the session's other phases are of before, too.
+  void WantPlan(Session* session, bool all = true);
+  void StartPlan(Session* session, uint64_t digest, policy::PlanInput input);
+
+  // What the next step is: core_predict.cc.
+  void FoldStep(Session* session, uint64_t digest);
+  void KeepPhase(Session* session);
+  void MovePhases(Session* session, const std::vector<ModuleRegistry::Facet>& before);
+  // Plans the next phase that waits for it, one after another: a plan that still waits to go out gives way to a newer one.
+  void PlanPhase(Session* session);
+  void NotePlanSent(Session* session);
+  static bool Alternates(const Session& session);
+  // What the current trace and every phase that comes back need at once.
+  uint64_t SmallestOf(const Session& session, uint64_t budget_bytes) const;
+  void WantPrediction(Session* session);
+  static std::vector<predict::Standing> Standings(const Session& session);
   void WantInfluence(Session* session);
   bool LinkMoved(const Session& session) const;
   policy::LinkRates EffectiveLink(const Session& session) const;
@@ -175,6 +194,7 @@ class Core {
   bool freed_ = false;      // memory came free, or somebody waits for some
   bool arbitrate_ = false;  // who shares the device, or what they need, has changed
   uint64_t journal_serial_ = 0;
+  bool learned_prediction_;
   Totals totals_;
 
   // Of the event being handled.

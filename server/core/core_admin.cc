@@ -235,7 +235,7 @@ void Core::Admin(CallId call, const v1::SetBudgetRequest& request) {
     return;
   }
   if (session->has_trace) {
-    const uint64_t smallest = policy::SmallestBudget(MakeInput(*session, budget));
+    const uint64_t smallest = SmallestOf(*session, budget);
     if (budget < smallest) {
       Fail(call, {Code::kPrecondition, "the session's step needs " + FormatByteSize(smallest) + " (" +
                                            std::to_string(smallest) + " bytes) at once; a budget of " +
@@ -296,6 +296,7 @@ Figures Core::Measure() const {
     }
     figures.session_figures.push_back({session.slot, session.bound.step_seconds, session.accepted_version,
                                        session.budget_bytes, session.leased_bytes, session.weight});
+    figures.session_figures.back().predictors = Standings(session);
     if (!session.tracker) continue;
     for (size_t i = 0; i < session.registry.modules().size(); ++i) {
       figures.modules.push_back({session.slot, session.registry.modules()[i].name(), session.tracker->importance(i)});

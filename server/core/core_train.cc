@@ -145,6 +145,10 @@ void Core::On(const TrainMessage& event) {
       ++session->plan_failures;
       Problem(session, "plan_refused", version + ": " + acknowledgement.reason());
     }
+    if (acknowledgement.version() == session->sent_version) {
+      session->unanswered_digest = 0;
+      PlanPhase(session);
+    }
   }
   Do(ReadTrain{event.stream});
 }
@@ -194,6 +198,7 @@ void Core::FoldReport(Session* session, const v1::StepReport& report) {
   if (session->mode == v1::MODE_SAMPLED) FoldSampler(session, report);
   FinishShrink(session);
 
+  FoldStep(session, report.trace_digest());
   for (const v1::ModeTrace& mode_trace : report.mode_traces()) FoldModeTrace(session, mode_trace);
   if (report.has_trace()) {
     FoldTrace(session, report.trace());
@@ -278,10 +283,11 @@ void Core::FoldTrace(Session* session, const v1::Trace& trace) {
   session->trace = std::move(checked.by_index);
   session->trace_digest = checked.digest;
   session->plan_failures = 0;
-  session->smallest_bytes = policy::SmallestBudget(MakeInput(*session, session->budget_bytes));
+  KeepPhase(session);
+  session->smallest_bytes = SmallestOf(*session, session->budget_bytes);
   session->influence.clear();
   arbitrate_ = true;
-  WantPlan(session);
+  WantPlan(session, /*all=*/false);
   WantInfluence(session);
 }
 
@@ -338,19 +344,27 @@ policy::PlanInput Core::MakeInput(const Session& session, uint64_t budget_bytes)
   return input;
 }
 
-void Core::WantPlan(Session* session) {
+void Core::WantPlan(Session* session, bool all) {
+  for (auto& phase : session->phases.items()) phase.value.outdated |= all;
   if (session->plan_in_flight) {
     session->plan_wanted = true;
     return;
   }
+  StartPlan(session, session->trace_digest, MakeInput(*session, session->budget_bytes));
+}
+
+void Core::StartPlan(Session* session, uint64_t digest, policy::PlanInput input) {
+  if (Session::Phase* phase = session->phases.Find(digest)) phase->outdated = false;
+  // A cycle that goes on from step to step would be broken off by every step of another phase.
+  if (Alternates(*session)) input.most_cycle_periods = 1;
   session->plan_in_flight = true;
   session->plan_wanted = false;
   session->steps_since_plan = 0;
-  session->plan_trace_digest = session->trace_digest;
+  session->plan_trace_digest = digest;
   ComputePlan effect;
   effect.lease = session->lease;
   effect.serial = ++session->plan_serial;
-  effect.input = MakeInput(*session, session->budget_bytes);
+  effect.input = std::move(input);
   session->plan_link = effect.input.link;
   Do(std::move(effect));
 }
@@ -363,7 +377,8 @@ void Core::On(const PlanMade& event) {
   if (!session->attached()) return;
   if (session->plan_wanted && session->has_trace) {
     // Made for what no longer holds: the trainer would refuse it, or exceed a smaller budget with it.
-    WantPlan(session);
+    if (Session::Phase* phase = session->phases.Find(session->plan_trace_digest)) phase->outdated = true;
+    WantPlan(session, /*all=*/false);
     return;
   }
   if (!event.plan.ok()) {
@@ -395,6 +410,7 @@ void Core::On(const PlanMade& event) {
        "plan " + std::to_string(plan->version()) + " with " + std::to_string(plan->actions_size()) + " actions",
        event.plan.value.loaded_bytes + event.plan.value.unloaded_bytes);
   Do(SendTrain{session->stream, std::move(response)});
+  NotePlanSent(session);
 }
 
 void Core::WantInfluence(Session* session) {

@@ -84,6 +84,17 @@ struct ComputeInfluence {
   policy::PlanInput input;
 };
 
+// Shows a session's next steps to the predictor that learns, on a thread of its own. Answer: PredictionMade.
+struct ComputePrediction {
+  LeaseId lease = 0;
+  uint64_t observed = 0;  // steps up to here, these included
+  std::vector<uint64_t> digests;
+};
+// It is not asked about this session again.
+struct ForgetPrediction {
+  LeaseId lease = 0;
+};
+
 // Written before any memory that a later effect creates. Answer, where `serial` is not 0: JournalWritten.
 struct WriteJournal {
   std::vector<JournalEntry> entries;
@@ -105,7 +116,8 @@ struct Quit {
 };
 
 using Effect = std::variant<SendWelcome, RefuseLease, CloseLease, CreateChunks, ReserveDisk, Release, Reply, SendTrain,
-                            ReadTrain, FinishTrain, ComputePlan, ComputeInfluence, WriteJournal, EmitEvent, LogLine, SetServing, Quit>;
+                            ReadTrain, FinishTrain, ComputePlan, ComputeInfluence, ComputePrediction, ForgetPrediction, WriteJournal, EmitEvent, LogLine,
+                            SetServing, Quit>;
 using Effects = std::vector<Effect>;
 
 }  // namespace misa::server

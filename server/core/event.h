@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -124,11 +125,18 @@ struct PolicyReloaded {
   PolicyOptions policy;
   std::string note;
 };
+// The answer to ComputePrediction.
+struct PredictionMade {
+  LeaseId lease = 0;
+  uint64_t observed = 0;
+  std::optional<uint64_t> digest;  // that the step after those observed is to have
+  std::string problem;             // not empty: there is no such predictor, now or ever again
+};
 struct Tick {};
 
 using Event = std::variant<LeaseOpened, LeaseClosed, AttachCall, ChunksCreated, RegisterCall, DiskReserved, DetachCall,
                            Released, TrainOpened, TrainMessage, TrainClosed, PlanMade, InfluenceMade, JournalWritten,
-                           OrphanEnded, AdminCall, MetricsCall, DrainRequested, PolicyReloaded, Tick>;
+                           OrphanEnded, AdminCall, MetricsCall, DrainRequested, PolicyReloaded, PredictionMade, Tick>;
 
 // Read by the scheduler, once for each event.
 struct Now {

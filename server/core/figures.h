@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/predict/bidder.h"
+
 namespace misa::server {
 
 // Upper bounds of the step-time histogram, in seconds: 10, 50, 100, 300 µs, then 1 and 3 of each decade up to 100 s.
@@ -44,6 +46,7 @@ struct SessionFigures {
   uint64_t budget_bytes = 0;
   uint64_t leased_bytes = 0;
   double weight = 1;
+  std::vector<predict::Standing> predictors;
 };
 
 struct ModuleFigure {

@@ -96,6 +96,18 @@ std::optional<uint32_t> ModuleRegistry::Index(uint32_t id) const {
   return found->second;
 }
 
+bool ModuleRegistry::MoveFacets(const std::vector<Facet>& before, policy::Trace* trace) const {
+  bool all = true;
+  for (policy::TraceEntry& entry : trace->entries) {
+    for (policy::Use& use : entry.uses) {
+      const std::optional<uint32_t> index = Index(before[use.facet].id);
+      all = all && index.has_value();
+      use.facet = index.value_or(0);
+    }
+  }
+  return all;
+}
+
 std::vector<uint64_t> ModuleRegistry::FacetBytes() const {
   std::vector<uint64_t> bytes;
   bytes.reserve(facets_.size());

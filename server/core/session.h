@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -12,6 +13,9 @@
 #include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
 #include "runtime/policy/sampler.h"
+#include "runtime/predict/awaited_predictor.h"
+#include "runtime/predict/bidder.h"
+#include "runtime/predict/recent.h"
 #include "runtime/trace/trace_file.h"
 #include "server/core/event.h"
 #include "server/errors.h"
@@ -43,6 +47,8 @@ class ModuleRegistry {
   Facet* Find(uint32_t id);
   // The dense index of a facet's id.
   std::optional<uint32_t> Index(uint32_t id) const;
+  // The trace's facets, by dense index of when these were the facets, at their places of now; false where one is gone.
+  bool MoveFacets(const std::vector<Facet>& before, policy::Trace* trace) const;
   // Device bytes by dense index.
   std::vector<uint64_t> FacetBytes() const;
   // The modules that sampling may choose, in the order of registration.
@@ -138,6 +144,22 @@ struct Session {
   uint64_t steps_since_plan = 0;
   uint32_t plan_failures = 0;  // since the last one that was accepted
   policy::Bound bound;
+
+  // Prediction: core_predict.cc. A phase is a trace that some of the last steps had.
+  struct Phase {
+    policy::Trace trace;         // by dense facet index; empty where the trainer has not told it
+    bool returned = false;       // its steps came again after another phase's
+    bool outdated = false;       // its plan was made for a budget, a link or sizes of before
+    uint64_t last_report = 0;    // 0: none yet
+  };
+  predict::Recent<Phase> phases;  // by the digest over the trainer's own ids
+  uint64_t last_digest = 0;
+  uint64_t unanswered_digest = 0;  // of the plan that was sent last and not acknowledged; 0: none
+  std::unique_ptr<predict::Bidder> bidder;
+  predict::AwaitedPredictor* learned = nullptr;  // among the bidder's; nullptr: there is none
+  bool learning = false;
+  bool prediction_in_flight = false;
+  std::vector<uint64_t> unseen;  // digests that the one who learns has not seen, the newest last
 
   bool attached() const { return state == State::kAttached && end_cause.empty(); }
 };

@@ -19,6 +19,8 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 
 // Sessions that have series of their own; a slot is used again, so this bounds the series for good.
 constexpr uint32_t kSessionSeries = 32;
+// Of sessions that have a series for each of their predictors: five at most, so that a metric has under a hundred.
+constexpr uint32_t kPredictorSeries = 16;
 
 constexpr const char* kFacetNames[] = {"weights", "gradients", "optimizer"};
 constexpr const char* kResidencyNames[] = {"unknown", "empty", "disk", "host", "loading", "device", "unloading", "quantized"};
@@ -134,6 +136,15 @@ std::vector<MetricFamily> MakeFamilies(const Figures& figures, const ProcessFigu
   b.Start("misa_session_weight", "How much a session counts where budgets are shared, by session slot.", MetricType::Gauge);
   for (const SessionFigures& session : figures.session_figures) {
     if (session.slot < kSessionSeries) b.Add(session.weight, {{"session", std::to_string(session.slot)}});
+  }
+  b.Start("misa_predictor_accuracy",
+          "Share of a session's last steps whose trace a predictor named before, by session slot; bidder: the best of them.",
+          MetricType::Gauge);
+  for (const SessionFigures& session : figures.session_figures) {
+    if (session.slot >= kPredictorSeries) continue;
+    for (const predict::Standing& standing : session.predictors) {
+      b.Add(standing.accuracy, {{"session", std::to_string(session.slot)}, {"predictor", standing.name}});
+    }
   }
   b.Start("misa_module_importance", "Smoothed importance of the most important modules, by session slot.", MetricType::Gauge);
   for (const ModuleFigure& module : figures.modules) {

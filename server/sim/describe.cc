@@ -60,6 +60,9 @@ std::string Describe(const Event& event) {
           [](const MetricsCall& e) { return "Metrics" + Call(e.call); },
           [](const DrainRequested& e) { return "DrainRequested: " + e.reason; },
           [](const PolicyReloaded& e) { return "PolicyReloaded reserve " + std::to_string(e.policy.reserve_bytes); },
+          [](const PredictionMade& e) {
+            return "PredictionMade" + Lease(e.lease) + " after " + std::to_string(e.observed) + " " + e.problem;
+          },
           [](const Tick&) { return std::string("Tick"); },
       },
       event);
@@ -89,6 +92,10 @@ std::string Describe(const Effect& effect) {
           [](const ComputeInfluence& e) {
             return "ComputeInfluence" + Lease(e.lease) + " serial " + std::to_string(e.serial);
           },
+          [](const ComputePrediction& e) {
+            return "ComputePrediction" + Lease(e.lease) + " after " + std::to_string(e.observed);
+          },
+          [](const ForgetPrediction& e) { return "ForgetPrediction" + Lease(e.lease); },
           [](const WriteJournal& e) {
             return "WriteJournal of " + std::to_string(e.entries.size()) + " serial " + std::to_string(e.serial);
           },

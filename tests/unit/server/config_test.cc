@@ -37,6 +37,7 @@ link: {load_bytes_per_second: 2GB, unload_bytes_per_second: 1.5e9, duplex_load_b
 metrics: {listen: "0.0.0.0:0", allow_remote: true, module_series_limit: 10}
 events: {file: /tmp/e, memory: 5}
 policy: {alpha: 0.5, hot: 0.8, cold: 0.2, reserve: 1MiB}
+prediction: {window: 9, order: 2, plugin: /opt/misa/lstm.so}
 limits: {sessions: 3, queue: 99}
 )",
                           "misad.yaml", &config),
@@ -53,6 +54,9 @@ limits: {sessions: 3, queue: 99}
   EXPECT_EQ(config.events.memory, 5u);
   EXPECT_EQ(config.policy.alpha, 0.5);
   EXPECT_EQ(config.limits.queue, 99u);
+  EXPECT_EQ(config.prediction.window, 9u);
+  EXPECT_EQ(config.prediction.order, 2u);
+  EXPECT_EQ(config.prediction.plugin, "/opt/misa/lstm.so");
 }
 
 TEST(Config, NamesThePlaceAndWhatIsAllowed) {
@@ -76,6 +80,10 @@ TEST(Config, NamesThePlaceAndWhatIsAllowed) {
   EXPECT_THAT(Errors("metrics: {listen: nowhere}"), ElementsAre(HasSubstr("must be HOST:PORT")));
   EXPECT_THAT(Errors("link: {load_bytes_per_second: 0}"), ElementsAre(HasSubstr("above 0")));
   EXPECT_THAT(Errors("events: {memory: 1, memory: 2}"), ElementsAre(HasSubstr("is given twice")));
+  EXPECT_THAT(Errors("prediction: {order: 17}"), ElementsAre(HasSubstr("prediction.order must be a whole number from 0 to 16")));
+  EXPECT_THAT(Errors("prediction: {window: 0}"), ElementsAre(HasSubstr("prediction.window must be a whole number from 1")));
+  EXPECT_THAT(Errors("prediction: {plugin: lstm.so}"),
+              ElementsAre(HasSubstr("prediction.plugin must be auto, off or an absolute path, and is \"lstm.so\"")));
   EXPECT_THAT(Errors("a: [1"), ElementsAre(HasSubstr("this is not YAML")));
   EXPECT_THAT(Errors("- list"), ElementsAre(HasSubstr("the file must be a mapping")));
 }
