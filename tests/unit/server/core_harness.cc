@@ -69,6 +69,10 @@ void CoreHarness::Perform(const Effect& effect, std::vector<Event>* follow) {
     if (write->serial != 0) answer(JournalWritten{write->serial});
   } else if (const auto* influence = std::get_if<ComputeInfluence>(&effect)) {
     answer(InfluenceMade{influence->lease, influence->serial, policy::MeasureInfluence(influence->input)});
+  } else if (const auto* prediction = std::get_if<ComputePrediction>(&effect)) {
+    predictions.push_back(*prediction);
+  } else if (const auto* forget = std::get_if<ForgetPrediction>(&effect)) {
+    forgotten.push_back(forget->lease);
   } else if (const auto* refuse = std::get_if<RefuseLease>(&effect)) {
     refused.push_back(refuse->sentence);
   } else if (const auto* quit = std::get_if<Quit>(&effect)) {

@@ -49,6 +49,8 @@ struct CoreHarness {
   std::vector<FinishTrain> finished;
   std::vector<JournalEntry> journal;
   std::set<LeaseId> holding;  // leases with memory
+  std::vector<ComputePrediction> predictions;  // asked for; the test answers
+  std::vector<LeaseId> forgotten;
   std::vector<std::string> refused;
   std::vector<std::string> quits;
   std::vector<std::string> errors;  // logged

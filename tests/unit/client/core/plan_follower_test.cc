@@ -290,8 +290,99 @@ TEST(PlanFollower, RefusesAPlanForAnotherTrace) {
   EXPECT_EQ(f.Offer({}, 3, digest), "");
   f.Step({Reads(1)});
   EXPECT_EQ(f.follower.version(), 3u);
+  // Or several, as long as the trace is remembered.
+  for (uint32_t i = 0; i < predict::kMostPhases; ++i) f.Step({Reads(2 + i)});
   EXPECT_THAT(f.Offer({}, 4, digest), HasSubstr("another trace"));
   EXPECT_EQ(f.follower.version(), 3u);
+}
+
+// Two tasks on one trunk: facet 0 is both's.
+class Turns : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int turn = 0; turn < 4; ++turn) {
+      f.Step(kA);
+      a = f.follower.digest();
+      f.Step(kB);
+      b = f.follower.digest();
+    }
+    ASSERT_EQ(f.Offer(kPlanA, 1, a), "");
+    ASSERT_EQ(f.Offer(kPlanB, 2, b), "");
+  }
+
+  const std::vector<Group> kA = {Reads(0), Reads(1), Reads(2)};
+  const std::vector<Group> kB = {Reads(0), Reads(5), Reads(6)};
+  const std::vector<Action> kPlanA = {{1, Action::kLoad, 2}, {2, Action::kUnload, 2}};
+  const std::vector<Action> kPlanB = {{1, Action::kLoad, 6}, {2, Action::kUnload, 6}};
+  Follower f;
+  uint64_t a = 0, b = 0;
+};
+
+TEST_F(Turns, EachStepFollowsThePlanOfItsOwnTrace) {
+  EXPECT_EQ(f.follower.expected_digest(), a);
+  f.Step(kA);
+  const uint64_t departures = f.follower.departures();
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_EQ(f.follower.expected_digest(), b);
+    EXPECT_EQ(f.follower.version(), 2u);
+    f.Begin(Reads(0));
+    EXPECT_TRUE(f.follower.entered());
+    // What the plan finds on the device at its start, before what it does itself.
+    EXPECT_THAT(f.Due(), ElementsAre(Action{0, Action::kLoad, 0}, Action{1, Action::kLoad, 5}));
+    EXPECT_THAT(f.follower.Leftovers(7), ElementsAre(1, 2, 3, 4, 6)) << "farthest next use first";
+    f.Begin(Reads(5));
+    EXPECT_THAT(f.Due(), ElementsAre(kPlanB[0]));
+    f.Begin(Reads(6));
+    EXPECT_THAT(f.Rest(), ElementsAre(kPlanB[1]));
+    f.follower.EndStep(0, 0);
+    EXPECT_EQ(f.follower.version(), 1u);
+    f.Begin(Reads(0));
+    EXPECT_THAT(f.Due(), ElementsAre(Action{0, Action::kLoad, 0}, Action{1, Action::kLoad, 1}));
+    f.Begin(Reads(1));
+    EXPECT_THAT(f.Due(), ElementsAre(kPlanA[0]));
+    f.Begin(Reads(2));
+    EXPECT_THAT(f.Rest(), ElementsAre(kPlanA[1]));
+    f.follower.EndStep(0, 0);
+  }
+  EXPECT_EQ(f.follower.departures(), departures);
+}
+
+TEST_F(Turns, AStepThatTurnsOutToBeAnotherIsFollowedFromThere) {
+  f.Step(kA);
+  ASSERT_EQ(f.follower.expected_digest(), b);
+  const uint64_t departures = f.follower.departures();
+  f.Begin(Reads(0));
+  f.Due();
+  f.Begin(Reads(1));  // not b's turn after all
+  EXPECT_EQ(f.follower.expected_digest(), a);
+  EXPECT_EQ(f.follower.departures(), departures + 1);
+  EXPECT_EQ(f.follower.cursor(), 1u);
+  EXPECT_THAT(f.Due(), ElementsAre(Action{1, Action::kLoad, 1}, kPlanA[0])) << "0 was used before";
+  f.Begin(Reads(2));
+  EXPECT_EQ(f.follower.departures(), departures + 1);
+  EXPECT_THAT(f.Rest(), ElementsAre(kPlanA[1]));
+}
+
+TEST_F(Turns, AStepThatIsAsThatBeforeAsksForNothingBeforeItsPlan) {
+  for (int i = 0; i < 40; ++i) f.Step(kA);
+  ASSERT_EQ(f.follower.expected_digest(), a);
+  EXPECT_FALSE(f.follower.entered());
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), IsEmpty());
+}
+
+TEST_F(Turns, WhatIsBornInTheStepIsNotAskedForAtItsStart) {
+  const std::vector<Group> born = {Reads(0), {{7, kCreate | kWrite}}, Reads(7), Reads(8)};
+  for (int turn = 0; turn < 6; ++turn) {
+    f.Step(born);
+    const uint64_t digest = f.follower.digest();
+    if (turn == 4) {
+      ASSERT_EQ(f.Offer({{2, Action::kUnload, 7}}, 3, digest), "");
+    }
+    f.Step(kA);
+  }
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(Action{0, Action::kLoad, 0}, Action{3, Action::kLoad, 8}));
 }
 
 TEST(PlanFollower, KnowsTheDistanceToTheNextUse) {
