@@ -9,7 +9,7 @@ namespace {
 
 // One who learns costs a thread's time and a library's memory. He is asked once so many steps have shown that the others fall
 // short of this accuracy: of steps that repeat exactly there is nothing left to learn.
-constexpr uint64_t kStepsBeforeLearning = 16;
+constexpr uint64_t kStepsBeforeLearning = 128;
 constexpr double kGoodEnough = 0.9;
 // Steps that he may still have to see; older ones are left out.
 constexpr size_t kMostUnseen = 256;
@@ -29,7 +29,10 @@ void Core::FoldStep(Session* session, uint64_t digest) {
   }
   session->bidder->Observe(digest);
   Session::Phase* phase = session->phases.Touch(digest);
-  if (phase->last_report != 0 && session->last_digest != digest) phase->returned = true;
+  if (phase->last_report != 0 && session->last_digest != digest && !std::exchange(phase->returned, true) && session->has_trace) {
+    session->smallest_bytes = SmallestOf(*session, session->budget_bytes);
+    arbitrate_ = true;
+  }
   phase->last_report = session->reports;
   session->last_digest = digest;
   if (session->learned == nullptr) return;
