@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
+#include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -47,8 +50,8 @@ class Lstm {
     lstm_ = torch::nn::LSTM(torch::nn::LSTMOptions(kEmbedding, kHidden));
     head_ = torch::nn::Linear(kHidden, limit_);
     std::vector<torch::Tensor> parameters;
-    for (const auto& module : std::initializer_list<std::shared_ptr<torch::nn::Module>>{embedding_.ptr(), lstm_.ptr(),
-                                                                                       head_.ptr()}) {
+    for (const auto& module :
+         std::initializer_list<std::shared_ptr<torch::nn::Module>>{embedding_.ptr(), lstm_.ptr(), head_.ptr()}) {
       for (const torch::Tensor& parameter : module->parameters()) parameters.push_back(parameter);
     }
     optimizer_ = std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(kLearningRate));
@@ -82,9 +85,7 @@ class Lstm {
     return index_[symbol] = static_cast<int64_t>(symbols_.size()) - 1;
   }
 
-  torch::Tensor Forward(const torch::Tensor& input) {
-    return head_(std::get<0>(lstm_(embedding_(input))));
-  }
+  torch::Tensor Forward(const torch::Tensor& input) { return head_(std::get<0>(lstm_(embedding_(input)))); }
 
   void Train() {
     const auto newest = static_cast<int64_t>(history_.size()) - kStretch - 1;
@@ -93,7 +94,8 @@ class Lstm {
     auto cells = stretches.accessor<int64_t, 2>();
     for (int64_t column = 0; column < kStretches; ++column) {
       const int64_t begin =
-          column == 0 ? newest : oldest + static_cast<int64_t>(random_.Below(static_cast<uint64_t>(newest - oldest + 1)));
+          column == 0 ? newest
+                      : oldest + static_cast<int64_t>(random_.Below(static_cast<uint64_t>(newest - oldest + 1)));
       for (int64_t row = 0; row <= kStretch; ++row) cells[row][column] = history_[static_cast<size_t>(begin + row)];
     }
     const torch::Tensor scores = Forward(stretches.slice(0, 0, kStretch)).reshape({-1, static_cast<int64_t>(limit_)});
@@ -103,7 +105,8 @@ class Lstm {
     optimizer_->step();
   }
 
-  // What follows the newest symbols. From a fresh state: one that was carried along would be of weights that are no more.
+  // What follows the newest symbols. From a fresh state: one that was carried along would be of weights that are no
+  // more.
   void Run() {
     torch::NoGradGuard no_gradients;
     const size_t count = std::min<size_t>(history_.size(), kStretch);
@@ -168,6 +171,7 @@ constexpr misa_predictor_plugin_v1 kPlugin = {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const misa_predictor_plugin_v1* misa_predictor_plugin(uint32_t abi_version) {
+extern "C" __attribute__((visibility("default"))) const misa_predictor_plugin_v1* misa_predictor_plugin(
+    uint32_t abi_version) {
   return abi_version == MISA_PREDICTOR_ABI_VERSION ? &kPlugin : nullptr;
 }

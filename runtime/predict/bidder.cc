@@ -13,8 +13,8 @@ constexpr double kMostWindow = 1e6;
 std::string Check(const BidderOptions& options) {
   // Negated, so that a value that is not a number is refused too.
   if (options.window >= 1 && options.window <= kMostWindow) return "";
-  return "accuracy was to be taken over " + std::to_string(options.window) + " symbols; the window lies between 1 and " +
-         std::to_string(static_cast<int>(kMostWindow));
+  return "accuracy was to be taken over " + std::to_string(options.window) +
+         " symbols; the window lies between 1 and " + std::to_string(static_cast<int>(kMostWindow));
 }
 
 Bidder::Bidder(const BidderOptions& options, std::vector<std::unique_ptr<Predictor>> predictors)

@@ -33,7 +33,8 @@ class PeriodPredictor final : public Predictor {
   size_t period_ = 0;
 };
 
-// What was last comes again: a period of one that needs no proof. The yardstick of every other predictor of whole steps.
+// What was last comes again: a period of one that needs no proof. The yardstick of every other predictor of whole
+// steps.
 class LastPredictor final : public Predictor {
  public:
   const char* name() const override { return "last"; }

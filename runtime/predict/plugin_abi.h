@@ -1,5 +1,6 @@
 /* What a predictor in a shared library of its own offers: plain C, so that neither side knows the other's compiler or
- * libraries. misad looks up MISA_PREDICTOR_ENTRY and calls it with its own version; a library of another one returns NULL. */
+ * libraries. misad looks up MISA_PREDICTOR_ENTRY and calls it with its own version; a library of another one returns
+ * NULL. */
 #ifndef MISA_RUNTIME_PREDICT_PLUGIN_ABI_H_
 #define MISA_RUNTIME_PREDICT_PLUGIN_ABI_H_
 
@@ -23,9 +24,9 @@ typedef struct misa_predictor_options {
   uint32_t train_every;
 } misa_predictor_options;
 
-/* Errors are sentences, cut to what `error_bytes` holds, with a zero at the end. Functions that take one return 0, or another
- * number and the sentence. An instance is used by one thread at a time; two instances need not be. Memory and the time of a
- * call are bounded whatever the symbols are. */
+/* Errors are sentences, cut to what `error_bytes` holds, with a zero at the end. Functions that take one return 0, or
+ * another number and the sentence. An instance is used by one thread at a time; two instances need not be. Memory and
+ * the time of a call are bounded whatever the symbols are. */
 typedef struct misa_predictor_plugin_v1 {
   uint32_t abi_version;  /* MISA_PREDICTOR_ABI_VERSION */
   uint32_t struct_bytes; /* sizeof(misa_predictor_plugin_v1) */

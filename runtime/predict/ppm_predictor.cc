@@ -97,8 +97,8 @@ std::optional<Symbol> PpmPredictor::Predict() const {
   for (size_t length = std::min(order_, history_.size()) + 1; length-- > 0;) {
     const Context* context = Find(Tag(length));
     if (context == nullptr) continue;
-    const auto most = static_cast<size_t>(std::max_element(context->counts.begin(), context->counts.end()) -
-                                          context->counts.begin());
+    const auto most =
+        static_cast<size_t>(std::max_element(context->counts.begin(), context->counts.end()) - context->counts.begin());
     const double sure =
         context->counts[most] / (kDoubt + std::accumulate(context->counts.begin(), context->counts.end(), 0.0));
     if (sure <= surest) continue;

@@ -1,6 +1,7 @@
-// Prediction by partial matching: counts of what followed the last k symbols, the last k - 1, … and none. (Cleary and Witten,
-// IEEE Transactions on Communications 32(4), 1984.) The context that is surest of one successor is believed, which need not
-// be the longest: what was seen once in a long context says less than what was seen often in a short one.
+// Prediction by partial matching: counts of what followed the last k symbols, the last k - 1, … and none. (Cleary and
+// Witten, IEEE Transactions on Communications 32(4), 1984.) The context that is surest of one successor is believed,
+// which need not be the longest: what was seen once in a long context says less than what was seen often in a short
+// one.
 #pragma once
 
 #include <array>

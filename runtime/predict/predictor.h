@@ -1,5 +1,6 @@
 // What comes next in a sequence of symbols: the traces of a session's steps, or the modules that one step touches.
-// Pure functions of what was observed: no clock, no I/O, no randomness; the same symbols give the same predictions everywhere.
+// Pure functions of what was observed: no clock, no I/O, no randomness; the same symbols give the same predictions
+// everywhere.
 #pragma once
 
 #include <cstddef>

@@ -7,8 +7,8 @@
 namespace misa::server {
 namespace {
 
-// One who learns costs a thread's time and a library's memory. He is asked once so many steps have shown that the others fall
-// short of this accuracy: of steps that repeat exactly there is nothing left to learn.
+// One who learns costs a thread's time and a library's memory. He is asked once so many steps have shown that the
+// others fall short of this accuracy: of steps that repeat exactly there is nothing left to learn.
 constexpr uint64_t kStepsBeforeLearning = 128;
 constexpr double kGoodEnough = 0.9;
 // Steps that he may still have to see; older ones are left out.
@@ -29,7 +29,8 @@ void Core::FoldStep(Session* session, uint64_t digest) {
   }
   session->bidder->Observe(digest);
   Session::Phase* phase = session->phases.Touch(digest);
-  if (phase->last_report != 0 && session->last_digest != digest && !std::exchange(phase->returned, true) && session->has_trace) {
+  if (phase->last_report != 0 && session->last_digest != digest && !std::exchange(phase->returned, true) &&
+      session->has_trace) {
     session->smallest_bytes = SmallestOf(*session, session->budget_bytes);
     arbitrate_ = true;
   }
@@ -42,7 +43,8 @@ void Core::FoldStep(Session* session, uint64_t digest) {
 }
 
 void Core::WantPrediction(Session* session) {
-  if (!learned_prediction_ || session->learned == nullptr || session->prediction_in_flight || session->unseen.empty()) return;
+  if (!learned_prediction_ || session->learned == nullptr || session->prediction_in_flight || session->unseen.empty())
+    return;
   if (!session->learning) {
     if (session->bidder->observed() < kStepsBeforeLearning) return;
     for (const predict::Standing& standing : session->bidder->standings()) {

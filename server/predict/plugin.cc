@@ -24,8 +24,8 @@ std::unique_ptr<PredictorPlugin> PredictorPlugin::Load(const std::string& path, 
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    *problem = "the predictor " + path + " could not be loaded (" + (why != nullptr ? why : "no reason given") + ")" + kGoesOn +
-               "; install it for this torch, or set prediction.plugin to off";
+    *problem = "the predictor " + path + " could not be loaded (" + (why != nullptr ? why : "no reason given") + ")" +
+               kGoesOn + "; install it for this torch, or set prediction.plugin to off";
     return nullptr;
   }
   const auto entry = reinterpret_cast<misa_predictor_entry>(dlsym(library, MISA_PREDICTOR_ENTRY));
@@ -39,14 +39,16 @@ std::unique_ptr<PredictorPlugin> PredictorPlugin::Load(const std::string& path, 
   if (api == nullptr || api->abi_version != MISA_PREDICTOR_ABI_VERSION) {
     const std::string theirs = api == nullptr ? "another version" : "version " + std::to_string(api->abi_version);
     dlclose(library);
-    *problem = "the predictor " + path + " is made for " + theirs + " of misad's interface, and this misad has version " +
-               std::to_string(MISA_PREDICTOR_ABI_VERSION) + kGoesOn + "; install the one that came with this misad";
+    *problem = "the predictor " + path + " is made for " + theirs +
+               " of misad's interface, and this misad has version " + std::to_string(MISA_PREDICTOR_ABI_VERSION) +
+               kGoesOn + "; install the one that came with this misad";
     return nullptr;
   }
   if (api->struct_bytes != sizeof(misa_predictor_plugin_v1) || api->name == nullptr || api->create == nullptr ||
       api->destroy == nullptr || api->observe == nullptr || api->predict == nullptr) {
     dlclose(library);
-    *problem = "the predictor " + path + " is damaged: its table of functions is not whole" + kGoesOn + "; install it again";
+    *problem =
+        "the predictor " + path + " is damaged: its table of functions is not whole" + kGoesOn + "; install it again";
     return nullptr;
   }
   return std::unique_ptr<PredictorPlugin>(new PredictorPlugin(path, api));

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "server/core/effect.h"
 #include "server/predict/plugin.h"

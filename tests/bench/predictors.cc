@@ -20,7 +20,8 @@ using namespace misa::predict;
 // The plug-in's prediction of each symbol, waited for.
 class Waiting final : public Predictor {
  public:
-  explicit Waiting(std::unique_ptr<misa::server::PredictorPlugin::Instance> instance) : instance_(std::move(instance)) {}
+  explicit Waiting(std::unique_ptr<misa::server::PredictorPlugin::Instance> instance)
+      : instance_(std::move(instance)) {}
   const char* name() const override { return "lstm"; }
   void Observe(Symbol symbol) override {
     std::string problem = instance_->Observe({symbol});

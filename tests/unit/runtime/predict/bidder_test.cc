@@ -114,7 +114,8 @@ TEST(Bidder, ItsMemoryIsBoundedByItsOptions) {
 
 TEST(Bidder, RefusesWhatCannotBe) {
   EXPECT_EQ(Check(StepPredictorOptions{}), "");
-  EXPECT_THAT(Check(BidderOptions{.window = std::numeric_limits<double>::quiet_NaN()}), HasSubstr("the window lies between 1 and"));
+  EXPECT_THAT(Check(BidderOptions{.window = std::numeric_limits<double>::quiet_NaN()}),
+              HasSubstr("the window lies between 1 and"));
   EXPECT_THAT(Check(BidderOptions{.window = 0}), HasSubstr("the window lies between 1 and"));
   EXPECT_THAT(Check(BidderOptions{.window = std::numeric_limits<double>::infinity()}), HasSubstr("1000000"));
   StepPredictorOptions options;

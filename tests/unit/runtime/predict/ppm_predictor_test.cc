@@ -93,7 +93,8 @@ TEST(PpmPredictor, TheSameSymbolsGiveTheSamePredictions) {
 TEST(PpmPredictor, RefusesWhatCannotBe) {
   EXPECT_EQ(Check(PpmOptions{}), "");
   EXPECT_EQ(Check(PpmOptions{.order = 0, .contexts = 4}), "");
-  EXPECT_THAT(Check(PpmOptions{.order = 17}), HasSubstr("contexts of 17 symbols were asked for, and the longest have 16"));
+  EXPECT_THAT(Check(PpmOptions{.order = 17}),
+              HasSubstr("contexts of 17 symbols were asked for, and the longest have 16"));
   EXPECT_THAT(Check(PpmOptions{.order = static_cast<size_t>(-1)}), HasSubstr("the longest have 16"));
   EXPECT_THAT(Check(PpmOptions{.contexts = 0}), HasSubstr("their number lies between 4 and"));
   EXPECT_THAT(Check(PpmOptions{.contexts = 1ull << 40}), HasSubstr("their number lies between 4 and"));

@@ -19,7 +19,7 @@ void* Create(const misa_predictor_options* options, char* error, size_t error_by
 
 void Destroy(void*) { --instances; }
 
-int Observe(void*, const uint64_t* symbols, size_t count, char* error, size_t error_bytes) {
+[[maybe_unused]] int Observe(void*, const uint64_t* symbols, size_t count, char* error, size_t error_bytes) {
 #ifdef FAULT_OBSERVE
   std::snprintf(error, error_bytes, "the numbers ran away");
   return 1;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -40,8 +41,10 @@ TEST(PredictorPlugin, PredictsWhatItsLibraryPredicts) {
 
 TEST(PredictorPlugin, EveryFaultIsASentenceThatSaysHowItGoesOn) {
   const auto goes_on = HasSubstr("Sessions go on as they are");
-  EXPECT_THAT(LoadProblem("/nonexistent/libmisa.so"), AllOf(HasSubstr("/nonexistent/libmisa.so could not be loaded"), goes_on));
-  EXPECT_THAT(LoadProblem(Fake("no_entry")), AllOf(HasSubstr("is no predictor: it has no misa_predictor_plugin"), goes_on));
+  EXPECT_THAT(LoadProblem("/nonexistent/libmisa.so"),
+              AllOf(HasSubstr("/nonexistent/libmisa.so could not be loaded"), goes_on));
+  EXPECT_THAT(LoadProblem(Fake("no_entry")),
+              AllOf(HasSubstr("is no predictor: it has no misa_predictor_plugin"), goes_on));
   EXPECT_THAT(LoadProblem(Fake("foreign")), AllOf(HasSubstr("is made for version 99"), goes_on));
   EXPECT_THAT(LoadProblem(Fake("refuses")), AllOf(HasSubstr("is made for another version"), goes_on));
   EXPECT_THAT(LoadProblem(Fake("damaged")), AllOf(HasSubstr("its table of functions is not whole"), goes_on));
@@ -63,20 +66,22 @@ TEST(Predictions, EachSessionHasItsOwnUntilItIsForgotten) {
 }
 
 TEST(Predictions, AFaultComesBackAsAProblemEachTime) {
-  EXPECT_THAT(Predictions("/nonexistent/libmisa.so").Compute(Steps(1, 1, {1})).problem, HasSubstr("could not be loaded"));
+  EXPECT_THAT(Predictions("/nonexistent/libmisa.so").Compute(Steps(1, 1, {1})).problem,
+              HasSubstr("could not be loaded"));
   Predictions creates(Fake("create"));
   const PredictionMade made = creates.Compute(Steps(1, 1, {1}));
   EXPECT_THAT(made.problem, HasSubstr("could not be started (0000"));
   EXPECT_LT(made.problem.size(), 1200u) << "a library's sentence is cut";
   EXPECT_EQ(made.digest, std::nullopt);
   Predictions observes(Fake("observe"));
-  EXPECT_THAT(observes.Compute(Steps(1, 1, {1})).problem, HasSubstr("the predictor fake failed (the numbers ran away)"));
+  EXPECT_THAT(observes.Compute(Steps(1, 1, {1})).problem,
+              HasSubstr("the predictor fake failed (the numbers ran away)"));
   EXPECT_THAT(observes.Compute(Steps(1, 2, {1})).problem, HasSubstr("the numbers ran away"));
 }
 
 TEST(Predictions, ThePluginIsBesideTheBinaryUnlessToldOtherwise) {
   const std::string folder = ::testing::TempDir() + "/beside";
-  ASSERT_EQ(system(("mkdir -p " + folder + " && rm -f " + folder + "/*").c_str()), 0);
+  ASSERT_EQ(std::system(("mkdir -p " + folder + " && rm -f " + folder + "/*").c_str()), 0);
   EXPECT_EQ(PluginPath("auto", folder, false), "") << "it is not there, and nobody is told";
   std::ofstream(folder + "/libmisa_lstm_predictor.so") << "";
   EXPECT_EQ(PluginPath("auto", folder, false), folder + "/libmisa_lstm_predictor.so");
