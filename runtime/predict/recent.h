@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <utility>
 
 namespace misa::predict {
 
@@ -22,8 +23,9 @@ class Recent {
   explicit Recent(size_t limit = kMostPhases) : limit_(limit) {}
 
   // nullptr where it is not there; its age stays as it was.
-  T* Find(uint64_t digest) {
-    for (Item& item : items_) {
+  T* Find(uint64_t digest) { return const_cast<T*>(std::as_const(*this).Find(digest)); }
+  const T* Find(uint64_t digest) const {
+    for (const Item& item : items_) {
       if (item.digest == digest) return &item.value;
     }
     return nullptr;

@@ -13,6 +13,13 @@ constexpr size_t kMostUnread = 8;
 
 std::string Bytes(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
+// The core knows that the session's steps have this trace, now or from time to time.
+bool Knows(const Session& session, uint64_t digest) {
+  if (!session.has_trace || session.trace_digest == digest) return session.has_trace;
+  const Session::Phase* phase = session.phases.Find(digest);
+  return phase != nullptr && phase->returned && !phase->trace.entries.empty();
+}
+
 }  // namespace
 
 void World::Violate(const std::string& sentence) {
@@ -50,7 +57,7 @@ void World::Audit() {
     if (decided.serial != session.budget_serial || decided.bytes != session.budget_bytes) changed_at_ = now();
     if (session.attached() && decided.serial != session.budget_serial) {
       const bool known =
-          lives && !trainer->registering && session.has_trace && session.trace_digest == trainer->model.digest();
+          lives && !trainer->registering && Knows(session, trainer->model.digest());
       if (known && session.budget_bytes < decided.bytes && session.budget_bytes < trainer->model.smallest_bytes()) {
         return Violate("session " + session.name + " was asked to shrink to " + Bytes(session.budget_bytes) +
                        ", and one operator needs " + Bytes(trainer->model.smallest_bytes()));
@@ -157,7 +164,7 @@ void World::AuditSettled() {
                      " under a budget of " + Bytes(session.budget_bytes));
     }
     const uint64_t needed = std::min(std::max(trainer.model.smallest_bytes(), session.asked_bytes), session.most_bytes);
-    const bool known = session.has_trace && session.trace_digest == trainer.model.digest();
+    const bool known = Knows(session, trainer.model.digest());
     if (session.elastic && known && session.budget_bytes < needed &&
         Givable(session) >= needed + core_options_.chunk_bytes - session.budget_bytes) {
       return Violate("session " + session.name + " starves: it has " + Bytes(session.budget_bytes) +
@@ -171,7 +178,8 @@ void World::AuditSettled() {
     const bool possible = session.budget_bytes >= trainer.model.smallest_bytes() + core_options_.chunk_bytes * 2;
     // Tried again later and later.
     if (session.plan_failures > 1) continue;
-    if (possible && !trainer.refuses_plans && trainer.plan_digest != trainer.model.digest()) {
+    const Trainer::Trace* trace = trainer.traces.Find(trainer.model.digest());
+    if (possible && !trainer.refuses_plans && (trace == nullptr || !trace->planned)) {
       return Violate("session " + session.name + " has no plan for the trace that its steps have");
     }
   }

@@ -153,7 +153,8 @@ void World::OpenStream(uint32_t number) {
   const StreamId id = next_stream_++;
   trainer.stream = id;
   trainer.stream_open = true;
-  trainer.trace_sent = 0;  // what was on its way on an earlier stream may be lost
+  // What was on its way on an earlier stream may be lost.
+  for (auto& trace : trainer.traces.items()) trace.value.sent = false;
   streams_[id].trainer = number;
   if (Offer(Latency(), TrainOpened{id, random_.Chance(garble_rate_) ? "nobody" : trainer.token})) return;
   streams_[id].open = false;
@@ -202,12 +203,13 @@ void World::OnResponse(uint32_t number, StreamId stream, const v1::TrainResponse
     v1::TrainRequest request;
     v1::PlanAcknowledgement* acknowledgement = request.mutable_acknowledgement();
     acknowledgement->set_version(plan.version());
-    const bool fits = plan.trace_digest() == trainer.model.digest() || plan.trace_digest() == trainer.previous_digest;
+    Trainer::Trace* trace = trainer.traces.Find(plan.trace_digest());
+    const bool fits = trace != nullptr;
     const bool accepted = fits && !(trainer.refuses_plans && random_.Chance(0.5));
     acknowledgement->set_accepted(accepted);
     trainer.refused_last = !accepted;
     if (accepted) {
-      trainer.plan_digest = plan.trace_digest();
+      trace->planned = true;
       trainer.plan_version = plan.version();
     } else {
       acknowledgement->set_reason(fits ? "there is no room for it" : "it is for another trace");
@@ -255,7 +257,6 @@ void World::EndStep(uint32_t number) {
       Say(&trainer, std::move(request));
     }
     if (random_.Chance(0.02)) {
-      trainer.previous_digest = trainer.model.digest();
       trainer.model.ChangeTrace();
     } else if (connected(trainer) && random_.Chance(0.02)) {
       // The call blocks the trainer, as the real one does.
@@ -294,10 +295,9 @@ v1::StepReport World::Report(Trainer* trainer) {
   report.set_device_bytes(random_.Below(peak + 1));
   report.set_pool_backed_bytes(random_.Below(report.device_bytes() + 1));
   report.set_plan_version(trainer->plan_version);
-  if (model.digest() != trainer->trace_sent) {
-    *report.mutable_trace() = model.trace();
-    trainer->trace_sent = model.digest();
-  }
+  report.set_trace_digest(model.digest());
+  Trainer::Trace* trace = trainer->traces.Touch(model.digest());
+  if (!std::exchange(trace->sent, true)) *report.mutable_trace() = model.trace();
   for (uint32_t i = 0; i < model.module_count(); ++i) {
     v1::ModuleStatistics* statistics = report.add_statistics();
     statistics->set_module(i);
@@ -353,7 +353,7 @@ void World::Confuse(Trainer* trainer, v1::StepReport* report) {
           report->mutable_trace()->set_digest(7);
           break;
       }
-      trainer->trace_sent = 0;
+      trainer->traces.Touch(trainer->model.digest())->sent = false;
       break;
     }
   }

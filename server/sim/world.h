@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/predict/recent.h"
 #include "runtime/sim/event_queue.h"
 #include "runtime/sim/random.h"
 #include "server/core/core.h"
@@ -65,9 +66,11 @@ class World {
     std::optional<v1::BudgetChange> told;  // in force from the next boundary on
     uint64_t step = 0;
     uint64_t last_step = 0;
-    uint64_t trace_sent = 0;       // digest
-    uint64_t previous_digest = 0;  // before the last change
-    uint64_t plan_digest = 0;      // of the plan it holds
+    struct Trace {
+      bool sent = false;
+      bool planned = false;
+    };
+    predict::Recent<Trace> traces;  // that its last steps had, by digest
     uint64_t plan_version = 0;
     bool refused_last = false;
     bool registering = false;  // other modules, which the daemon does not know yet
