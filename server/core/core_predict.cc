@@ -36,6 +36,8 @@ void Core::FoldStep(Session* session, uint64_t digest) {
   }
   phase->last_report = session->reports;
   session->last_digest = digest;
+  // Its plan was given up for another phase's when it was not known to come back.
+  if (phase->returned && phase->outdated) PlanPhase(session);
   if (session->learned == nullptr) return;
   if (session->unseen.size() >= kMostUnseen) session->unseen.erase(session->unseen.begin());
   session->unseen.push_back(digest);
