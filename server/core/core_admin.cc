@@ -295,8 +295,8 @@ Figures Core::Measure() const {
       figures.facet_bytes[facet.residency] += facet.bytes;
     }
     figures.session_figures.push_back({session.slot, session.bound.step_seconds, session.accepted_version,
-                                       session.budget_bytes, session.leased_bytes, session.weight});
-    figures.session_figures.back().predictors = Standings(session);
+                                       session.budget_bytes, session.leased_bytes, session.weight,
+                                       Standings(session)});
     if (!session.tracker) continue;
     for (size_t i = 0; i < session.registry.modules().size(); ++i) {
       figures.modules.push_back({session.slot, session.registry.modules()[i].name(), session.tracker->importance(i)});
