@@ -13,6 +13,8 @@ constexpr uint64_t kStepsBeforeLearning = 128;
 constexpr double kGoodEnough = 0.9;
 // Steps that he may still have to see; older ones are left out.
 constexpr size_t kMostUnseen = 256;
+// A plan is acknowledged as soon as it has arrived; after so many steps without a word it is not waited for any more.
+constexpr uint64_t kStepsForAnAnswer = 4;
 
 }  // namespace
 
@@ -107,6 +109,7 @@ void Core::NotePlanSent(Session* session) {
 
 void Core::PlanPhase(Session* session) {
   if (session->plan_in_flight || session->stream == 0) return;
+  if (session->unanswered_digest != 0 && session->steps_since_plan < kStepsForAnAnswer) return;
   for (auto& phase : session->phases.items()) {
     if (!std::exchange(phase.value.outdated, false)) continue;
     if (!phase.value.returned || phase.value.trace.entries.empty()) continue;

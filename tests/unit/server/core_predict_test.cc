@@ -165,7 +165,7 @@ TEST_F(CorePredictTest, WhoLearnsIsAskedOnlyWhereOthersFallShort) {
   for (int i = 0; i < 200; ++i) Step(10 + i % 3);
   EXPECT_THAT(h_->predictions, IsEmpty()) << "there is a period";
   EXPECT_EQ(Accuracies().count("lstm"), 0u);
-  for (uint64_t i = 0; i < 100; ++i) Step(i * i * 7919 % 1009);
+  for (uint64_t i = 0; i < 100; ++i) Step(1 + i * i * 7919 % 1009);
   ASSERT_EQ(h_->predictions.size(), 1u) << "one question at a time";
   const ComputePrediction asked = h_->predictions[0];
   EXPECT_EQ(asked.lease, lease_);
@@ -187,11 +187,11 @@ TEST_F(CorePredictTest, WhoLearnsIsAskedOnlyWhereOthersFallShort) {
 
 TEST_F(CorePredictTest, AMissingPredictorIsToldOnceAndGoneWithout) {
   Begin(/*learned=*/true);
-  for (uint64_t i = 0; i < 140; ++i) Step(i * i * 7919 % 1009);
+  for (uint64_t i = 0; i < 140; ++i) Step(1 + i * i * 7919 % 1009);
   ASSERT_EQ(h_->predictions.size(), 1u);
   h_->Handle(PredictionMade{lease_, h_->predictions[0].observed, {}, "the predictor x could not be loaded"});
   EXPECT_EQ(h_->CountEvents("predictor_unavailable"), 1);
-  for (uint64_t i = 0; i < 40; ++i) Step(i * i * 7919 % 1013);
+  for (uint64_t i = 0; i < 40; ++i) Step(1 + i * i * 7919 % 1013);
   EXPECT_EQ(h_->predictions.size(), 1u);
   EXPECT_EQ(h_->CountEvents("predictor_unavailable"), 1);
   EXPECT_GT(Trace(MakeTrace(6)), 0u) << "plans are made as before";
@@ -199,12 +199,12 @@ TEST_F(CorePredictTest, AMissingPredictorIsToldOnceAndGoneWithout) {
 
 TEST_F(CorePredictTest, StepsThatAreNotSeenAreLimited) {
   Begin(/*learned=*/true);
-  for (uint64_t i = 0; i < 3000; ++i) Step(i * i * 7919 % 100'003);
+  for (uint64_t i = 0; i < 3000; ++i) Step(1 + i * i * 7919 % 100'003);
   ASSERT_EQ(h_->predictions.size(), 1u);
   h_->Handle(PredictionMade{lease_, h_->predictions[0].observed, {}, ""});
   ASSERT_EQ(h_->predictions.size(), 2u);
   EXPECT_EQ(h_->predictions[1].digests.size(), 256u);
-  EXPECT_EQ(h_->predictions[1].digests.back(), 2999ull * 2999 * 7919 % 100'003);
+  EXPECT_EQ(h_->predictions[1].digests.back(), 1 + 2999ull * 2999 * 7919 % 100'003);
 }
 
 }  // namespace
