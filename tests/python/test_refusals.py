@@ -461,24 +461,6 @@ def test_a_replacement_of_another_shape(shared_misad):
     assert loop(lambda m, o: manage(shared_misad, m, o)) == expected
 
 
-def test_parameters_added_later_are_trained_and_said(shared_misad, capfd):
-    def loop(managed: Any) -> str:
-        model, optimizer = mlp()
-        with managed(model, optimizer):
-            train(model, optimizer, range(1))
-            model.extra = Mlp(layers=4)
-            optimizer.add_param_group({"params": list(model.extra.parameters())})
-            for step in range(1, 3):
-                optimizer.zero_grad()
-                (loss_of(model, step) + loss_of(model.extra, step)).backward()
-                optimizer.step()
-            return digest(model, optimizer)
-
-    expected = loop(lambda *_: contextlib.nullcontext())
-    assert loop(lambda m, o: manage(shared_misad, m, o)) == expected
-    assert "stay in ordinary memory" in capfd.readouterr().err
-
-
 # ------------------------------------------------------------------------------------------------------- raw data
 
 

@@ -20,6 +20,7 @@ from . import _C, _torch_save
 from ._clip import by_module
 from ._doctor import binary
 from ._doors import Doors
+from ._members import Members
 from ._optimizers import (
     WatchedState,
     expected_state_bytes,
@@ -130,8 +131,8 @@ class Run:
         self._report: dict[str, Any] | None = None
         self._steps_before = 0  # of the runs that this one resumes
         self._pending: dict[int, _Pending] = {}
-        # Parameters that came later: those not managed, and all of them, kept alive.
         self._stepping_threads: set[int] = set()
+        # Parameters that came later: those not managed, and all that the manager itself does not hold, kept alive.
         self._left_alone: set[int] = set()
         self._keep: list[torch.Tensor] = []
         # Parameters that have stepped in the backward since their optimizer's last step().
@@ -159,8 +160,8 @@ class Run:
                             f"{type(optimizer).__name__} trains a tensor of shape {tuple(parameter.shape)} that is in "
                             "none of the models given to misa.manage: give it all models. Nothing was changed."
                         )
-        self._owners = owners
-        self._parameters = [p for _, p in named]
+        # In the manager's order; None where one has left.
+        self._parameters: list[torch.Tensor | None] = [p for _, p in named]
         self._place = {id(p): i for i, p in enumerate(self._parameters)}
         parameters = [
             (
@@ -228,6 +229,8 @@ class Run:
         self._clip.__enter__()
         self._doors = Doors(self._manager)
         self._doors.open()
+        self._members = Members(self)
+        self._members.open()
 
     @staticmethod
     def _check_optimizer(optimizer: Optimizer, step: str) -> None:
@@ -368,7 +371,7 @@ class Run:
                     self._refuse_second_gradient(parameter)
             manager.settle([self._place[id(p)] for p in mine])
             self._stepped_early.difference_update(map(id, mine))
-        self._take_new_parameters(optimizer)
+        self._members.at_step(optimizer)
         due: dict[int, list[tuple[dict[str, Any], list[torch.Tensor]]]] = {}
         unmanaged: list[tuple[dict[str, Any], torch.Tensor]] = []
         scaling = snapshot_scaling(optimizer)
@@ -415,6 +418,7 @@ class Run:
                     [(m, s, q, n) for m, s, q, n in stats], defer=self._defer
                 )
                 self._publish_sampling()
+            self._members.at_boundary()
             # Parameters may have been thawed.
             manager.watch_gradients()
             manager.end_step()
@@ -446,28 +450,15 @@ class Run:
                 del optimizer.__dict__[name]
             optimizer.__dict__.update(now)
 
-    def _take_new_parameters(self, optimizer: Optimizer) -> None:
-        """Parameters that came after `manage` (LoRA's adapters, a new head) are trained like the others, in ordinary memory."""
-        groups = [(group, p) for group in optimizer.param_groups for p in group["params"]
-                  if id(p) not in self._module_of and id(p) not in self._left_alone]
-        if not groups:
-            return
-        assert self._manager is not None
-        fresh: list[torch.Tensor] = []
-        for _, parameter in groups:
-            self._keep.append(parameter)  # an id must not be given to another tensor
-            module = self._manager.module_of(parameter)
-            if module >= 0:
-                # A new name for what is managed already.
-                self._module_of[id(parameter)] = module
-                self._module_parameters[module].append(parameter)
-            else:
-                self._left_alone.add(id(parameter))
-                fresh.append(parameter)
-        if fresh:
-            print(f"misa: {len(fresh)} parameters that {type(optimizer).__name__} was given later stay in ordinary memory, "
-                  "count against the budget and step inside step(). To manage them as well, release() this run and manage "
-                  "the model again.", file=sys.stderr)
+    def adopt(self) -> list[str]:
+        """Takes over the parameters that have come to the models since `misa.manage`, those that no optimizer trains as well.
+        What an optimizer of the run is given (`add_param_group`) comes by itself, at its next `step()`.
+
+        Returns the names of those that are managed now and were not before.
+        """
+        if not self.is_managing():
+            raise RuntimeError("This run has ended: there is nothing that could take parameters over.")
+        return self._members.adopt()
 
     def _run_step(self, module: int) -> list[torch.Tensor]:
         """What is due for one module; called with its facets present. Returns its optimizer state."""
@@ -621,7 +612,7 @@ class Run:
 
     def modules(self) -> list[dict[str, Any]]:
         """Name, kind, parameters and parameter count of every module."""
-        return self._modules
+        return [module for module in self._modules if module["parameters"]]
 
     def session(self) -> dict[str, Any]:
         """The session's id, budget, device and daemon."""
@@ -689,7 +680,7 @@ class Run:
             "departures": totals["departures"],
             "plan_version": totals["plan_version"],
             "predicted_step_seconds": totals["predicted_step_seconds"],
-            "module_count": len(self._modules),
+            "module_count": len(self.modules()),
             "parameter_count": totals["parameter_count"],
             "weights_bytes": totals["weights_bytes"],
             "gradients_bytes": totals["gradients_bytes"],
@@ -735,6 +726,7 @@ class Run:
             self._timeline.__exit__(None, None, None)
             self._clip.__exit__(None, None, None)
             self._doors.close()
+            self._members.close()
             try:
                 # Without a budget to keep, what is due needs no room: it is done when the memory is given back.
                 if keep_managed is not False:
@@ -757,7 +749,7 @@ class Run:
                   "loaded on demand until the process ends or release() is called.", file=sys.stderr)
             # Nothing steps any more; once nobody else holds the model, its memory is free.
             self._manager.let_go()
-            self._models, self._owners, self._module_parameters, self._module_of = [], {}, [], {}
+            self._models, self._module_parameters, self._module_of = [], [], {}
             self._parameters, self._place, self._keep = [], {}, []
             self._optimizers, self._sampling, self._pending = [], None, {}
             return
