@@ -424,8 +424,6 @@ def test_replaced_and_resized_tensors_are_trained_on(shared_misad, capfd, how, s
             result = digest(model, optimizer)
         return model, result
 
-    import contextlib
-
     model, expected = loop(lambda *_: contextlib.nullcontext())
     runs = []
 
