@@ -33,6 +33,9 @@ constexpr size_t kMaxSteps = 1 << 20;
 // The share of the budget that is freed of the model's first memory before the heap is looked through for it.
 constexpr uint64_t kTrimShare = 64;
 
+// An elastic budget in which a model is to be made begins with so much beside what is there already.
+constexpr uint64_t kLeastForMaking = 16ull << 20;
+
 // The module of a facet whose tensors belong to none yet.
 constexpr uint32_t kNoModule = UINT32_MAX;
 // Room for them is reserved once: other threads look modules and parameters up while later ones are added.
@@ -113,11 +116,17 @@ std::unique_ptr<Manager> Manager::CreateEmpty(ManagerOptions options, std::strin
   std::unique_ptr<Manager> manager(new Manager);
   InstallMeteringAllocator();
   manager->options_ = std::move(options);
+  const uint64_t other = DeviceMeter::Get().other_bytes();
+  SessionOptions& session = manager->options_.session;
+  if (session.elastic) {
+    // It grows with what turns out to be made.
+    session.least_bytes = std::max(session.least_bytes, other + kLeastForMaking);
+    if (session.most_bytes != 0) session.least_bytes = std::min(session.least_bytes, session.most_bytes);
+  }
   *error = manager->Open();
   if (error->empty()) *error = manager->OpenDisk({}, 0, std::move(manager->space_));
   if (!error->empty()) return nullptr;
   const uint64_t budget = manager->session_->info().budget_bytes;
-  const uint64_t other = DeviceMeter::Get().other_bytes();
   if (other >= budget) {
     *error = "Other tensors of this process take " + FormatByteSize(other) + " already, and the budget is " +
              FormatByteSize(budget) + ": there is no room to make a model in. Nothing was changed.";
@@ -127,6 +136,8 @@ std::unique_ptr<Manager> Manager::CreateEmpty(ManagerOptions options, std::strin
   manager->OpenDoors();
   DeviceMeter::Get().SetBudget(budget);
   DeviceMeter::Get().ResetPeak();
+  // Where the daemon chooses the budget, what is made may ask it for more.
+  if (session.elastic) manager->Listen();
   return manager;
 }
 
@@ -179,6 +190,8 @@ std::string Manager::Take(std::vector<ParameterInput> inputs, StepMode step, boo
   }
   NoteRegistered(descriptions);
   reserved_disk_bytes_ = std::max(reserved_disk_bytes_, disk_bytes_);
+  // What training needs at least is known only now. Where it is not to be had, the first step says so.
+  if (options_.session.elastic && LeastNeeded() > budget_bytes()) GrowBudget(LeastNeeded());
   error = AdoptWeights();
   if (!error.empty()) return error;
   // Places on the disk are handed on: no block of their earlier owners may be under way any more.
@@ -490,6 +503,16 @@ void Manager::OpenDoors() {
 void Manager::Begin() {
   begun_ = true;
   executor_->on_step = [this](StepSummary summary) { OnStep(std::move(summary)); };
+  if (!listening_) Listen();
+  SetTouchHandler(this);
+  SetFaultServer(this);
+  SetDataDoor(&data_door_);
+  SetForkDoor(&fork_door_);
+}
+
+// From here on the daemon's plans and budgets come in.
+void Manager::Listen() {
+  listening_ = true;
   session_->StartTraining(
       [this](const OfferedPlan& offered) {
         std::string refused = executor_->OfferPlan(offered.plan, offered.version, offered.trace_digest);
@@ -508,10 +531,6 @@ void Manager::Begin() {
       },
       [this](const std::string& s) { Notice(s); });
   if (options_.session.elastic) executor_->on_need = [this](uint64_t bytes) { return GrowBudget(bytes); };
-  SetTouchHandler(this);
-  SetFaultServer(this);
-  SetDataDoor(&data_door_);
-  SetForkDoor(&fork_door_);
 }
 
 std::string Manager::AdoptCreated(const std::vector<at::Tensor>& tensors) {
@@ -563,27 +582,33 @@ std::string Manager::EnsureDisk(uint64_t bytes) {
   return error;
 }
 
-// An elastic budget begins at what the largest optimizer step needs beside what is there already, and a quarter for what
-// forward and backward keep; the first steps tell the daemon what it really is.
-void Manager::AskForLeast() {
-  constexpr uint64_t kRounding = 8 * (64 << 10);  // chunks are not known yet
+// What the largest optimizer step needs beside what is there already, and a quarter for what forward and backward keep.
+uint64_t Manager::LeastNeeded() const {
+  constexpr uint64_t kRounding = 8 * (64 << 10);  // chunks may not be known yet
   uint64_t largest = 0;
-  uint64_t managed = 0;
+  uint64_t outside = 0;  // weights that will move from ordinary memory to the pool
   for (size_t m = 0; m < modules_.size(); ++m) {
     uint64_t weights = 0, gradients = 0;
     std::set<c10::StorageImpl*> seen;
     for (uint32_t i : modules_[m]->parameters) {
-      if (seen.insert(parameters_[i].storage).second) weights += Align(parameters_[i].storage->nbytes());
       gradients += Align(static_cast<uint64_t>(parameters_[i].tensor.numel()) * parameters_[i].tensor.element_size());
+      if (!seen.insert(parameters_[i].storage).second) continue;
+      const uint64_t bytes = Align(parameters_[i].storage->nbytes());
+      weights += bytes;
+      if (StorageTable::Get().Find(parameters_[i].storage) == nullptr) outside += bytes;
     }
-    managed += weights;
     largest =
         std::max(largest, weights + gradients + state_bytes_[m] + std::max(modules_[m]->step_bytes, state_bytes_[m]));
   }
   const uint64_t other = DeviceMeter::Get().other_bytes();
-  const uint64_t needed = largest + kRounding + (other - std::min(other, managed));
+  const uint64_t needed = largest + kRounding + (other - std::min(other, outside));
+  return needed + needed / 4;
+}
+
+// An elastic budget begins at that; the first steps tell the daemon what it really is.
+void Manager::AskForLeast() {
   SessionOptions& session = options_.session;
-  session.least_bytes = std::max(session.least_bytes, needed + needed / 4);
+  session.least_bytes = std::max(session.least_bytes, LeastNeeded());
   if (session.most_bytes != 0) session.least_bytes = std::min(session.least_bytes, session.most_bytes);
 }
 

@@ -228,6 +228,7 @@ class Manager final : public TouchHandler, public FaultServer {
 
   Manager() = default;
   std::string Start(std::vector<ParameterInput> parameters, ManagerOptions options);
+  uint64_t LeastNeeded() const;
   void AskForLeast();
   struct Planned {
     uint32_t module;
@@ -254,6 +255,7 @@ class Manager final : public TouchHandler, public FaultServer {
   std::string MakeFacets(const std::vector<Planned>& planned);
   void OpenDoors();
   void Begin();
+  void Listen();
   void ForgetModules();
   // The facet that holds just these storages since they were made, with that many bytes; null where there is none.
   Facet* WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const;
@@ -299,6 +301,7 @@ class Manager final : public TouchHandler, public FaultServer {
   std::multimap<uint64_t, uint64_t> free_disk_;  // by size: places of facets that are gone
   bool growing_ = false;
   bool begun_ = false;
+  bool listening_ = false;
   uint32_t registered_modules_ = 0;
   bool process_ends_ = false;
   bool open_ = false;
