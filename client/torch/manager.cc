@@ -227,9 +227,10 @@ std::string Manager::Group(const std::vector<ParameterInput>& inputs, std::vecto
   }
   const std::vector<ModuleGroup> groups = GroupParameters(shapes);
   const size_t first = parameters_.size();
-  modules_.reserve(std::max(groups.size(), kMostModules));
+  const size_t most_made = 4 * groups.size();  // each, and one for each facet that it may leave behind
+  modules_.reserve(std::max(most_made, kMostModules));
   parameters_.reserve(std::max(inputs.size(), kMostParameters));
-  if (modules_.size() + groups.size() > modules_.capacity() || first + inputs.size() > parameters_.capacity()) {
+  if (modules_.size() + most_made > modules_.capacity() || first + inputs.size() > parameters_.capacity()) {
     return "A session manages at most " + std::to_string(kMostModules) + " modules and " + std::to_string(kMostParameters) +
            " parameters, those that are gone included. Nothing was changed.";
   }
@@ -801,13 +802,17 @@ void Manager::TakeFromVacant(const std::vector<uint32_t>& made, const std::vecto
       (*modules_[m]).*kind = nullptr;
       if (taken.contains(facet)) continue;
       // It waits for one of its size, in a module that has no parameters.
-      auto keeper = std::make_unique<Module>();
-      keeper->name = OutsideName(facet->id);
-      keeper->kind = "other";
-      (*keeper).*kind = facet;
-      executor_->Describe(facet, static_cast<uint32_t>(modules_.size()), facet->name);
-      modules_.push_back(std::move(keeper));
-      state_bytes_.push_back(0);
+      const std::string name = OutsideName(facet->id);
+      const auto known = std::find_if(modules_.begin(), modules_.end(), [&](const auto& one) { return one->name == name; });
+      const auto index = static_cast<uint32_t>(known - modules_.begin());
+      if (known == modules_.end()) {
+        modules_.push_back(std::make_unique<Module>());
+        modules_.back()->name = name;
+        modules_.back()->kind = "other";
+        state_bytes_.push_back(0);
+      }
+      (*modules_[index]).*kind = facet;
+      executor_->Describe(facet, index, facet->name);
     }
   }
 }

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,39 @@ def test_an_optimizer_that_says_it_is_separable(shared_misad, capfd, stress):
     assert run.report()["step_mode"] == "eager"
     assert run.report()["optimizer_bytes"] >= 4 * 128 * 128 * 6
     assert "Separable is not one of the optimizers known" in capfd.readouterr().err
+    run.release()
+
+
+def test_a_step_that_another_thread_does_not_end_is_a_sentence(shared_misad, capfd):
+    """Who needs what it steps waits for so long as for the disk, and has it afterwards all the same."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Stuck(Separable):
+        def step(self, closure: Any = None) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            super().step(closure)
+
+    torch.manual_seed(7)
+    model = Mlp(layers=1)
+    optimizer = Stuck(model.parameters())
+    run = manage(shared_misad, model, optimizer, wait_seconds=0.2)
+    loss_of(model, 0).backward()
+    stepper = threading.Thread(target=optimizer.step)
+    stepper.start()
+    assert inside.wait(60)
+    with pytest.raises(RuntimeError, match="Another thread has been at the optimizer's step of "):
+        for parameter in model.parameters():
+            parameter.sum()
+    go_on.set()
+    stepper.join(60)
+    assert not stepper.is_alive()
+    torch.manual_seed(7)
+    plain = Mlp(layers=1)
+    loss_of(plain, 0).backward()
+    other = Separable(plain.parameters())
+    other.step()
+    assert [p.tolist() for p in model.parameters()] == [p.tolist() for p in plain.parameters()]
     run.release()
 
 
