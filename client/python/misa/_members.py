@@ -122,7 +122,8 @@ class Members:
                 run._module_parameters[modules[number]].append(parameter)
                 adopted.append(name)
         if alone:
-            listed = ", ".join(alone[:_MOST_NAMES]) + (f" and {len(alone) - _MOST_NAMES} more" if len(alone) > _MOST_NAMES else "")
+            more = f" and {len(alone) - _MOST_NAMES} more" if len(alone) > _MOST_NAMES else ""
+            listed = ", ".join(alone[:_MOST_NAMES]) + more
             print(f"misa: parameters that came later stay in ordinary memory and count against the budget ({listed}): {why} "
                   "They are trained exactly all the same.", file=sys.stderr)
         return adopted
