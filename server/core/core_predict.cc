@@ -111,8 +111,7 @@ void Core::PlanPhase(Session* session) {
   if (session->plan_in_flight || session->stream == 0) return;
   if (session->unanswered_digest != 0 && session->steps_since_plan < kStepsForAnAnswer) return;
   for (auto& phase : session->phases.items()) {
-    if (!std::exchange(phase.value.outdated, false)) continue;
-    if (!phase.value.returned || phase.value.trace.entries.empty()) continue;
+    if (!phase.value.outdated || !phase.value.returned || phase.value.trace.entries.empty()) continue;
     policy::PlanInput input = MakeInput(*session, session->budget_bytes);
     input.trace = phase.value.trace;
     StartPlan(session, phase.digest, std::move(input));

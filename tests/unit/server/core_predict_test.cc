@@ -123,6 +123,8 @@ TEST_F(CorePredictTest, APhaseThatDoesNotComeBackIsNotPlannedAgain) {
   SetBudget(3 * kMiB);
   Acknowledge();
   EXPECT_THAT(PlannedSince(2), ElementsAre(b));
+  Step(a);  // and then it does
+  EXPECT_THAT(PlannedSince(2), ElementsAre(b, a));
 }
 
 TEST_F(CorePredictTest, ABudgetHasToHoldEveryPhase) {
