@@ -151,6 +151,7 @@ class Core {
   // Plans the next phase that waits for it, one after another: a plan that still waits to go out gives way to a newer one.
   void PlanPhase(Session* session);
   void NotePlanSent(Session* session);
+  void PhaseFailed(Session* session, uint64_t digest);
   static bool Alternates(const Session& session);
   // What the current trace and every phase that comes back need at once.
   uint64_t SmallestOf(const Session& session, uint64_t budget_bytes) const;

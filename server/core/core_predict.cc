@@ -15,6 +15,9 @@ constexpr double kGoodEnough = 0.9;
 constexpr size_t kMostUnseen = 256;
 // A plan is acknowledged as soon as it has arrived; after so many steps without a word it is not waited for any more.
 constexpr uint64_t kStepsForAnAnswer = 4;
+// A phase that could not be planned is tried again after so many steps, doubled each time.
+constexpr uint64_t kStepsBeforeRetry = 4;
+constexpr uint32_t kMostRetryDoublings = 10;
 
 }  // namespace
 
@@ -101,10 +104,19 @@ void Core::MovePhases(Session* session, const std::vector<ModuleRegistry::Facet>
 }
 
 void Core::NotePlanSent(Session* session) {
+  if (Session::Phase* phase = session->phases.Find(session->plan_trace_digest)) phase->failures = 0;
   // One that was not acknowledged yet may have given way to this one before it went out.
   const uint64_t before = std::exchange(session->unanswered_digest, session->plan_trace_digest);
   if (before == 0 || before == session->unanswered_digest) return;
   if (Session::Phase* phase = session->phases.Find(before)) phase->outdated = true;
+}
+
+void Core::PhaseFailed(Session* session, uint64_t digest) {
+  Session::Phase* phase = session->phases.Find(digest);
+  if (phase == nullptr) return;
+  phase->outdated = true;
+  phase->failures = std::min(phase->failures + 1, kMostRetryDoublings);
+  phase->retry_report = session->reports + (kStepsBeforeRetry << phase->failures);
 }
 
 void Core::PlanPhase(Session* session) {
@@ -112,6 +124,7 @@ void Core::PlanPhase(Session* session) {
   if (session->unanswered_digest != 0 && session->steps_since_plan < kStepsForAnAnswer) return;
   for (auto& phase : session->phases.items()) {
     if (!phase.value.outdated || !phase.value.returned || phase.value.trace.entries.empty()) continue;
+    if (phase.value.failures > 0 && session->reports < phase.value.retry_report) continue;
     policy::PlanInput input = MakeInput(*session, session->budget_bytes);
     input.trace = phase.value.trace;
     StartPlan(session, phase.digest, std::move(input));

@@ -143,6 +143,7 @@ void Core::On(const TrainMessage& event) {
       Emit("plan_accepted", session->name, version);
     } else {
       ++session->plan_failures;
+      if (acknowledgement.version() == session->sent_version) PhaseFailed(session, session->unanswered_digest);
       Problem(session, "plan_refused", version + ": " + acknowledgement.reason());
     }
     if (acknowledgement.version() == session->sent_version) {
@@ -382,7 +383,8 @@ void Core::On(const PlanMade& event) {
     return;
   }
   if (!event.plan.ok()) {
-    ++session->plan_failures;
+    PhaseFailed(session, session->plan_trace_digest);
+    if (session->plan_trace_digest == session->trace_digest) ++session->plan_failures;
     Problem(session, "plan_failed", event.plan.error);
     return;
   }

@@ -151,6 +151,8 @@ struct Session {
     bool returned = false;       // its steps came again after another phase's
     bool outdated = false;       // its plan was made for a budget, a link or sizes of before
     uint64_t last_report = 0;    // 0: none yet
+    uint32_t failures = 0;       // to plan it, or to have the plan accepted, since the last one that was
+    uint64_t retry_report = 0;   // not planned again before it
   };
   predict::Recent<Phase> phases;  // by the digest over the trainer's own ids
   uint64_t last_digest = 0;

@@ -177,7 +177,8 @@ void World::AuditSettled() {
     }
     const bool possible = session.budget_bytes >= trainer.model.smallest_bytes() + core_options_.chunk_bytes * 2;
     // Tried again later and later.
-    if (session.plan_failures > 1) continue;
+    const Session::Phase* phase = session.phases.Find(trainer.model.digest());
+    if (session.plan_failures > 1 || (phase != nullptr && phase->failures > 1)) continue;
     const Trainer::Trace* trace = trainer.traces.Find(trainer.model.digest());
     if (possible && !trainer.refuses_plans && (trace == nullptr || !trace->planned)) {
       return Violate("session " + session.name + " has no plan for the trace that its steps have");

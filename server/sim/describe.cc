@@ -41,6 +41,7 @@ std::string Describe(const Event& event) {
             v1::TrainRequest request = e.request;
             if (request.has_report()) {
               request.mutable_report()->clear_residency();
+              request.mutable_report()->clear_statistics();
               request.mutable_report()->mutable_trace()->clear_entries();
             }
             return "TrainMessage" + Stream(e.stream) + Short(request);

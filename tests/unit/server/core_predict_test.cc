@@ -1,6 +1,7 @@
 // What the next step is: who bids how well, and the plans of phases that come back.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
 
 #include "tests/unit/server/core_harness.h"
@@ -125,6 +126,21 @@ TEST_F(CorePredictTest, APhaseThatDoesNotComeBackIsNotPlannedAgain) {
   EXPECT_THAT(PlannedSince(2), ElementsAre(b));
   Step(a);  // and then it does
   EXPECT_THAT(PlannedSince(2), ElementsAre(b, a));
+}
+
+TEST_F(CorePredictTest, APhaseWhosePlanWasRefusedIsTriedAgainLaterAndLater) {
+  Begin();
+  const uint64_t a = Trace(MakeTrace(6));
+  Acknowledge(false);
+  const uint64_t b = Trace(MakeTrace(5));
+  Acknowledge();
+  for (int i = 0; i < 4; ++i) Step(i % 2 == 0 ? a : b);
+  EXPECT_THAT(PlannedSince(0), ElementsAre(a, b)) << "not at once";
+  for (int i = 0; i < 8; ++i) Step(i % 2 == 0 ? a : b);
+  EXPECT_THAT(PlannedSince(0), ElementsAre(a, b, a));
+  Acknowledge(false);
+  for (int i = 0; i < 8; ++i) Step(i % 2 == 0 ? a : b);
+  EXPECT_EQ(std::ranges::count(PlannedSince(0), a), 2);
 }
 
 TEST_F(CorePredictTest, ABudgetHasToHoldEveryPhase) {
