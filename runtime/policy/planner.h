@@ -46,6 +46,9 @@ struct PlanInput {
   // Fewer bytes are worth a longer search even where the step takes no longer for them.
   bool fewest_bytes = false;
   std::vector<Offer> offers;
+  // Facets that stay on the device and take their bytes all the time; the plan is one of the others. Their bytes and the
+  // rest's SmallestBudget must fit. Bounds are those of a step without pins.
+  std::vector<uint32_t> pinned;
 };
 
 struct Action {

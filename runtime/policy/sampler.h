@@ -23,6 +23,10 @@ struct SamplerOptions {
 struct SamplerModule {
   std::string name;
   uint64_t parameter_count = 0;
+  // Indices of other modules, ascending, as guard::Resolve gives them: all that is drawn with this one, and all that is not
+  // drawn in a round with it.
+  std::vector<uint32_t> needs = {};
+  std::vector<uint32_t> apart = {};
 };
 
 // An empty string, or a sentence: options out of range, no modules, a module without parameters, or delta under the
@@ -36,7 +40,8 @@ class ModuleSampler {
 
   // Indices into `modules` that are trained in this round, ascending. Never empty: modules are drawn until the next one
   // would take the share past delta, but as long as none was taken, one that is larger than delta by itself is put aside
-  // and the draw goes on among the rest.
+  // and the draw goes on among the rest. A module counts with what it needs, and one that is to be apart from what was
+  // taken is put aside as well.
   const std::vector<uint32_t>& active() const { return active_; }
   uint64_t round() const { return round_; }
   // Optimizer steps done in this round, 0 … inner_steps - 1.
@@ -49,8 +54,8 @@ class ModuleSampler {
   std::string Observe(uint32_t module, const GradientStatistics& statistics);
 
   // Ends an optimizer step. True when that ended the round: G is updated and the next set drawn; `active()` is then the
-  // new set.
-  bool EndStep();
+  // new set. The step counts as so many inner steps (guard::CountedSteps), at least 1.
+  bool EndStep(uint32_t counted_steps = 1);
 
   // Over the whole state (generator, G, round, active set, sums): equal digests mean equal future draws.
   uint64_t Digest() const;
