@@ -51,33 +51,6 @@ constexpr size_t kManyUses = 4000;
 // Victims this near to the farthest one may be clean instead.
 constexpr double kTieWindow = 0.1;
 
-// What is left to plan beside facets that stay: their uses find them there, and their bytes are nobody else's.
-std::string WithoutPinned(const PlanInput& input, PlanInput* rest) {
-  *rest = input;
-  rest->pinned.clear();
-  std::vector<bool> pinned(input.facet_bytes.size(), false);
-  uint64_t bytes = 0;
-  for (const uint32_t facet : input.pinned) {
-    if (facet >= pinned.size()) {
-      return "Facet " + std::to_string(facet) + " is to stay on the device and is not among the " +
-             std::to_string(pinned.size()) + " there are.";
-    }
-    if (pinned[facet]) continue;
-    pinned[facet] = true;
-    bytes += input.facet_bytes[facet];
-  }
-  if (bytes > input.budget_bytes) {
-    return "The facets that are to stay on the device take " + std::to_string(bytes) + " bytes and the budget is " +
-           std::to_string(input.budget_bytes) + "; pin fewer modules, or raise the budget.";
-  }
-  rest->budget_bytes -= bytes;
-  for (TraceEntry& entry : rest->trace.entries) {
-    std::erase_if(entry.uses, [&](const Use& use) { return use.facet < pinned.size() && pinned[use.facet]; });
-  }
-  std::erase_if(rest->offers, [&](const Offer& offer) { return offer.facet < pinned.size() && pinned[offer.facet]; });
-  return "";
-}
-
 bool Better(const Plan& a, const Plan& b) {
   const double margin = kEqualTime * std::min(a.step_seconds, b.step_seconds);
   if (a.step_seconds < b.step_seconds - margin || b.step_seconds < a.step_seconds - margin) {
@@ -234,6 +207,32 @@ void TakeUpOffers(const StepModel& model, const std::vector<Offer>& offers, Plan
 }
 
 }  // namespace
+
+std::string WithoutPinned(const PlanInput& input, PlanInput* rest) {
+  *rest = input;
+  rest->pinned.clear();
+  std::vector<bool> pinned(input.facet_bytes.size(), false);
+  uint64_t bytes = 0;
+  for (const uint32_t facet : input.pinned) {
+    if (facet >= pinned.size()) {
+      return "Facet " + std::to_string(facet) + " is to stay on the device and is not among the " +
+             std::to_string(pinned.size()) + " there are.";
+    }
+    if (pinned[facet]) continue;
+    pinned[facet] = true;
+    bytes += input.facet_bytes[facet];
+  }
+  if (bytes > input.budget_bytes) {
+    return "The facets that are to stay on the device take " + std::to_string(bytes) + " bytes and the budget is " +
+           std::to_string(input.budget_bytes) + "; pin fewer modules, or raise the budget.";
+  }
+  rest->budget_bytes -= bytes;
+  for (TraceEntry& entry : rest->trace.entries) {
+    std::erase_if(entry.uses, [&](const Use& use) { return use.facet < pinned.size() && pinned[use.facet]; });
+  }
+  std::erase_if(rest->offers, [&](const Offer& offer) { return offer.facet < pinned.size() && pinned[offer.facet]; });
+  return "";
+}
 
 Result<Plan> MakePlan(const PlanInput& input) {
   Result<Plan> result;

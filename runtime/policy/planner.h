@@ -103,6 +103,10 @@ struct Result {
 // Bytes the largest position needs at once: its facets and the other tensors. The smallest budget that works.
 uint64_t SmallestBudget(const PlanInput& input);
 
+// What is left to plan beside pinned facets: their uses find them there, and their bytes are nobody else's. A sentence, and
+// *rest is of no use, for a pin that there is no facet for, or pins that do not fit the budget.
+std::string WithoutPinned(const PlanInput& input, PlanInput* rest);
+
 // Chooses which facets stay between their uses (farthest next use, and prices of room: residency.h), prefetches the
 // others aggressively within that choice (schedule.h), simulates it on the trace's times and the link's rates until the
 // period repeats, for several choices, and returns the one of the shortest step, of equals the one that moves the

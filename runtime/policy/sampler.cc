@@ -128,9 +128,25 @@ uint64_t Checksum(const std::vector<uint8_t>& bytes, size_t count) {
   return hash.value();
 }
 
+// The options' dependencies in the modules.
+std::string Tie(const std::vector<guard::Dependency>& dependencies, std::vector<SamplerModule>* modules) {
+  if (dependencies.empty()) return "";
+  std::vector<std::string> names;
+  for (const SamplerModule& module : *modules) names.push_back(module.name);
+  guard::ResolvedDependencies resolved;
+  std::string error = guard::Resolve(names, dependencies, &resolved);
+  if (!error.empty()) return error;
+  for (size_t i = 0; i < modules->size(); ++i) {
+    (*modules)[i].needs = std::move(resolved.needs[i]);
+    (*modules)[i].apart = std::move(resolved.apart[i]);
+  }
+  return "";
+}
+
 }  // namespace
 
-std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& modules) {
+std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& untied) {
+  std::vector<SamplerModule> modules = untied;
   if (!(options.delta > 0 && options.delta <= 1)) {
     return "The share delta must be above 0 and at most 1, and is " + Number(options.delta) + ".";
   }
@@ -151,11 +167,6 @@ std::string CheckSampler(const SamplerOptions& options, const std::vector<Sample
   }
   uint64_t total = 0;
   for (const SamplerModule& module : modules) {
-    for (const std::vector<uint32_t>* others : {&module.needs, &module.apart}) {
-      if (std::any_of(others->begin(), others->end(), [&](uint32_t other) { return other >= modules.size(); })) {
-        return "Module \"" + module.name + "\" depends on a module that is not among those sampled from.";
-      }
-    }
     if (module.parameter_count == 0) {
       return "Module \"" + module.name + "\" has no parameters, so it cannot be sampled.";
     }
@@ -164,6 +175,9 @@ std::string CheckSampler(const SamplerOptions& options, const std::vector<Sample
       return "The modules have more than 2^53 parameters together.";
     }
     total += module.parameter_count;
+  }
+  if (std::string error = Tie(options.dependencies, &modules); !error.empty()) {
+    return error;
   }
   const std::vector<bool> none(modules.size(), false);
   size_t smallest = 0;
@@ -193,6 +207,7 @@ ModuleSampler::ModuleSampler(SamplerOptions options, std::vector<SamplerModule> 
       round_sum_(modules_.size(), 0),
       round_count_(modules_.size(), 0),
       step_value_(modules_.size(), kNotObserved) {
+  Tie(options_.dependencies, &modules_);
   // Seeds that differ in one bit get unrelated keys.
   generator_[0] = Mix(options_.seed + 0x9e3779b97f4a7c15ull);
   Draw();

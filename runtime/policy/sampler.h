@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/guard/dependencies.h"
 #include "runtime/policy/importance.h"
 
 namespace misa::policy {
@@ -18,19 +19,22 @@ struct SamplerOptions {
   double alpha = 0.1;        // G <- (1 - alpha) * G + alpha * mean over the round of the scaled squared norm (beta = 1 - alpha)
   uint32_t inner_steps = 50; // T, at least 1
   uint64_t seed = 0;
+  // Between modules by name: what is drawn with what, and what never in one round.
+  std::vector<guard::Dependency> dependencies = {};
 };
 
 struct SamplerModule {
   std::string name;
   uint64_t parameter_count = 0;
-  // Indices of other modules, ascending, as guard::Resolve gives them: all that is drawn with this one, and all that is not
-  // drawn in a round with it.
+  // Of the options' dependencies, by the sampler: indices of all modules that are drawn with this one, and of all that are
+  // not drawn in a round with it, ascending.
   std::vector<uint32_t> needs = {};
   std::vector<uint32_t> apart = {};
 };
 
-// An empty string, or a sentence: options out of range, no modules, a module without parameters, or delta under the
-// smallest module's share (the sentence names that module, its share, and the smallest delta that works).
+// An empty string, or a sentence: options out of range, no modules, a module without parameters, dependencies that cannot be
+// (guard::Resolve), or delta under the smallest module's share, with what it needs (the sentence names that module, its
+// share, and the smallest delta that works).
 std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& modules);
 
 class ModuleSampler {

@@ -54,27 +54,17 @@ TEST(Dependencies, RefusesWhatCannotBeAndKeepsTheOldOnes) {
   EXPECT_THAT(refused(std::vector<Dependency>(kMostDependencies + 1, {"a", kNeeds, "b"})), HasSubstr("the most is 4096"));
 }
 
-std::vector<policy::SamplerModule> Modules(const ResolvedDependencies& resolved, size_t count) {
+std::vector<policy::SamplerModule> Modules(size_t count) {
   std::vector<policy::SamplerModule> modules;
-  for (size_t i = 0; i < count; ++i) {
-    modules.push_back({"m" + std::to_string(i), 100, resolved.needs[i], resolved.apart[i]});
-  }
+  for (size_t i = 0; i < count; ++i) modules.push_back({"m" + std::to_string(i), 100});
   return modules;
-}
-
-std::vector<std::string> Names(size_t count) {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < count; ++i) names.push_back("m" + std::to_string(i));
-  return names;
 }
 
 // A small training of four pairs, each pulled together: 10 (a - b)^2 + (a + b - 2)^2. Each round finds the best values of
 // what it trains. Returns the rounds until all pairs are there.
 int RoundsUntilTrained(const std::vector<Dependency>& dependencies) {
-  ResolvedDependencies resolved;
-  EXPECT_EQ(Resolve(Names(8), dependencies, &resolved), "");
-  const policy::SamplerOptions options{.delta = 0.25, .eta = 0, .inner_steps = 1, .seed = 9};
-  const std::vector<policy::SamplerModule> modules = Modules(resolved, 8);
+  const policy::SamplerOptions options{.delta = 0.25, .eta = 0, .inner_steps = 1, .seed = 9, .dependencies = dependencies};
+  const std::vector<policy::SamplerModule> modules = Modules(8);
   EXPECT_EQ(policy::CheckSampler(options, modules), "");
   policy::ModuleSampler sampler(options, modules);
   std::vector<double> x(8, 0);
@@ -115,11 +105,14 @@ TEST(Dependencies, PairsDrawnTogetherTrainWhatPairsDrawnApartDragOut) {
 }
 
 TEST(Dependencies, DrawsHonourThemInEveryRound) {
-  ResolvedDependencies resolved;
-  ASSERT_EQ(Resolve(Names(10), {{"m0", kNeeds, "m5"}, {"m1", kNeeds, "m0"}, {"m2", kApart, "m3"}, {"m4", kApart, "m5"}},
-                    &resolved),
-            "");
-  policy::ModuleSampler sampler({.delta = 0.4, .eta = 0, .inner_steps = 1, .seed = 2}, Modules(resolved, 10));
+  const policy::SamplerOptions options{
+      .delta = 0.4,
+      .eta = 0,
+      .inner_steps = 1,
+      .seed = 2,
+      .dependencies = {{"m0", kNeeds, "m5"}, {"m1", kNeeds, "m0"}, {"m2", kApart, "m3"}, {"m4", kApart, "m5"}}};
+  ASSERT_EQ(policy::CheckSampler(options, Modules(10)), "");
+  policy::ModuleSampler sampler(options, Modules(10));
   std::vector<int> drawn(10, 0);
   for (int round = 0; round < 3000; ++round) {
     std::vector<bool> active(10, false);
@@ -138,11 +131,10 @@ TEST(Dependencies, DrawsHonourThemInEveryRound) {
 }
 
 TEST(Dependencies, AShareTooSmallForTheSmallestUnitIsRefused) {
-  ResolvedDependencies resolved;
-  ASSERT_EQ(Resolve(Names(2), {{"m0", kNeeds, "m1"}, {"m1", kNeeds, "m0"}}, &resolved), "");
-  const std::string sentence = policy::CheckSampler({.delta = 0.5}, Modules(resolved, 2));
-  EXPECT_THAT(sentence, HasSubstr("\"m0\" with what it needs, has a share of 1"));
-  EXPECT_EQ(policy::CheckSampler({.delta = 1}, Modules(resolved, 2)), "");
+  policy::SamplerOptions options{.delta = 0.5, .dependencies = {{"m0", kNeeds, "m1"}, {"m1", kNeeds, "m0"}}};
+  EXPECT_THAT(policy::CheckSampler(options, Modules(2)), HasSubstr("\"m0\" with what it needs, has a share of 1"));
+  options.delta = 1;
+  EXPECT_EQ(policy::CheckSampler(options, Modules(2)), "");
 }
 
 }  // namespace

@@ -261,12 +261,17 @@ TEST(ModuleSampler, AStepMayCountAsSeveral) {
 }
 
 TEST(ModuleSampler, StateOfOtherDependenciesIsRefused) {
+  const std::vector<SamplerModule> modules = {{"a", 10}, {"b", 10}, {"c", 10}};
   const SamplerOptions options{.delta = 0.7};
-  ModuleSampler without(options, {{"a", 10}, {"b", 10}, {"c", 10}});
-  ModuleSampler with(options, {{"a", 10, {1}}, {"b", 10}, {"c", 10}});
+  SamplerOptions tied = options;
+  tied.dependencies = {{"a", guard::Dependency::kNeeds, "b"}};
+  ASSERT_EQ(CheckSampler(tied, modules), "");
+  ModuleSampler without(options, modules);
+  ModuleSampler with(tied, modules);
   EXPECT_THAT(with.Restore(without.Serialize()), HasSubstr("other modules"));
-  EXPECT_EQ(with.Restore(ModuleSampler(options, {{"a", 10, {1}}, {"b", 10}, {"c", 10}}).Serialize()), "");
-  EXPECT_THAT(CheckSampler(options, {{"a", 10, {7}}, {"b", 10}}), HasSubstr("not among those"));
+  EXPECT_EQ(with.Restore(ModuleSampler(tied, modules).Serialize()), "");
+  tied.dependencies = {{"a", guard::Dependency::kNeeds, "d"}};
+  EXPECT_THAT(CheckSampler(tied, modules), HasSubstr("the module \"d\", and there is none"));
 }
 
 TEST(ModuleSampler, ResumesExactlyAnywhereInARound) {
