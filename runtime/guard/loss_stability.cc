@@ -50,7 +50,7 @@ std::string LossStability::Observe(double loss) {
   // Finite losses may be so large that their sum or span is not; such a training is not stable.
   const double scale = std::max(std::abs(older), highest_ - lowest_);
   const double distance = std::abs(newer - older);
-  change_ = distance == 0 ? 0 : distance / scale;
+  change_ = distance == 0 ? 0 : std::isfinite(scale) ? distance / scale : 1;
   held_ = std::isfinite(scale) && change_ <= options_.tolerance ? held_ + 1 : 0;
   stable_ = held_ >= options_.hold;
   return "";

@@ -10,6 +10,7 @@ namespace {
 constexpr uint32_t kLeastWindow = 12;
 constexpr uint32_t kMostWindow = 1024;  // the work is its square
 constexpr uint32_t kMostRelapses = 4;
+constexpr double kAsHigh = 0.85;
 
 // What is left of the values once their straight trend is taken out.
 std::vector<double> WithoutTrend(const std::vector<double>& values) {
@@ -70,10 +71,17 @@ Swing FindSwing(const std::vector<double>& losses, const SwingOptions& options) 
   size_t from = 1;
   while (from <= longest && correlation[from] >= 0) ++from;
   if (from > longest) return swing;
-  const auto peak = std::max_element(correlation.begin() + static_cast<ptrdiff_t>(from),
-                                     correlation.begin() + static_cast<ptrdiff_t>(longest) + 1);
-  swing.period_steps = static_cast<uint32_t>(peak - correlation.begin());
-  swing.correlation = *peak;
+  const double highest = *std::max_element(correlation.begin() + static_cast<ptrdiff_t>(from),
+                                           correlation.begin() + static_cast<ptrdiff_t>(longest) + 1);
+  if (highest <= 0) return swing;
+  // Twice the period correlates as well as the period: the first hill that is about as high is the one.
+  size_t peak = from;
+  while (correlation[peak] < kAsHigh * highest) ++peak;
+  for (size_t lag = peak; lag <= longest && correlation[lag] >= kAsHigh * highest; ++lag) {
+    if (correlation[lag] > correlation[peak]) peak = lag;
+  }
+  swing.period_steps = static_cast<uint32_t>(peak);
+  swing.correlation = correlation[peak];
   // A whole number of steps is not the exact period: twice as far the peak may be one step aside.
   const size_t twice = 2 * swing.period_steps;
   double again = correlation[twice];
