@@ -13,7 +13,7 @@ import torch
 
 from tests.python.beside import assert_identical, plain
 from tests.python.models import Transformer, loss_of
-from tests.python.processes import ROOT, wait_for
+from tests.python.processes import ROOT, Misad, wait_for
 
 WAITING = {"wait_for_stable_loss": True, "stable_window": 4, "stable_tolerance": 0.5, "stable_hold": 2}
 BLOCK = [f"blocks.{i}" for i in range(3)]
@@ -211,3 +211,21 @@ def test_pins_that_nothing_goes_by_are_refused(shared_misad):
         with pytest.raises(ValueError, match=sentence):
             misa.manage(model, optimizer, budget="64MiB", pin=pin, runtime_dir=str(shared_misad.runtime_dir))
         assert misa.current_run() is None
+
+
+def test_hot_modules_that_keep_their_place_change_no_bit(folder):
+    expected = plain(exact_loop)
+    budget = misa.memory.live_bytes() + int(0.6 * expected.bytes)
+    extra = "policy: {residency: importance}\nguards: {wait_for_stable_loss: false}\n"
+    kept: list[int] = []
+    with Misad(folder, extra=extra) as daemon:
+
+        def look(run: misa.Run, step: int) -> None:
+            if step == 6:
+                wait_for(lambda: sessions(daemon)[0]["guards"]["importance_in_force"], 30, "importance is in force")
+                kept.append(sessions(daemon)[0]["guards"]["kept_bytes"])
+
+        model, optimizer, _ = exact_loop(lambda m, o: misa.manage(m, o, budget=budget, runtime_dir=str(daemon.runtime_dir),
+                                                                   daemon="required"), look)
+    assert misa.state_sha256(model, optimizer) == expected.sha256
+    assert kept[0] > 0

@@ -104,6 +104,7 @@ class SamplingDriver:
         self._stability = self._make_stability()
         self._waits = options.wait_for_stable_loss
         self._waited_steps = 0
+        self._told_problem = False
         # Of the step that ended last: as how many steps of the round it counted, and whether the sampler stood still.
         self.counted_steps = 1
         self.waited = False
@@ -164,12 +165,12 @@ class SamplingDriver:
                 "changed."
             )
         self._make_sampler().restore(sampler)
-        waiting = bool(state["options"].get("wait_for_stable_loss", False))
-        if waiting != self._options.wait_for_stable_loss:
-            raise ValueError(
-                f"The saved run had wait_for_stable_loss={waiting}, and this one has it {self._options.wait_for_stable_loss}. "
-                "Nothing was changed."
-            )
+        waiting = self._options.wait_for_stable_loss
+        for name in ("wait_for_stable_loss", "count_micro_batches",
+                     *(("stable_window", "stable_tolerance", "stable_hold") if waiting else ())):
+            theirs, mine = state["options"].get(name, getattr(Sampled, name)), getattr(self._options, name)
+            if theirs != mine:
+                raise ValueError(f"The saved run had {name}={theirs}, and this one has {name}={mine}. Nothing was changed.")
         if waiting:
             try:
                 saved = [float(v) for v in state["stability"].tolist()]
@@ -239,8 +240,9 @@ class SamplingDriver:
         self._waited_steps += 1
         if loss is not None:
             problem = self._stability.observe(loss)
-            if problem:
+            if problem and not self._told_problem:
                 print(f"misa: {problem}", file=sys.stderr)
+            self._told_problem = bool(problem)
             self._waits = not self._stability.stable()
         elif self._waited_steps == self._options.stable_window and self._stability.observed() == 0:
             print(f"misa: mode sampled waits for a stable loss, and none of {self._waited_steps} steps told one: call "
