@@ -206,6 +206,8 @@ class SamplingDriver:
 
         `loss` and `micro_batches` are the step's, for the guards that were chosen.
         """
+        # Modules that came later have no part in the draws.
+        statistics = [s for s in statistics if s[0] < len(self._groups)]
         statistics, loss, micro_batches = self._of_all_ranks(statistics, loss, micro_batches)
         self.counted_steps = _C.counted_steps(micro_batches) if self._options.count_micro_batches else 1
         self.waited = self._waits
