@@ -157,6 +157,19 @@ class Core {
   uint64_t SmallestOf(const Session& session, uint64_t budget_bytes) const;
   void WantPrediction(Session* session);
   static std::vector<predict::Standing> Standings(const Session& session);
+
+  // Guards: core_guards.cc.
+  void BeginGuards(Session* session) const;
+  void FoldGuards(Session* session, const v1::StepReport& report);
+  void FoldLoss(Session* session, const v1::StepReport& report);
+  void JudgeModules(Session* session, bool planned_anyway);
+  bool ImportanceInForce(const Session& session) const;
+  policy::ImportanceTracker::Options TrackerOptions(const Session& session) const;
+  // The options, and the windows of single modules.
+  void SetTracker(Session* session) const;
+  size_t KeptModules(const Session& session, const policy::PlanInput& input) const;
+  std::vector<uint32_t> PinnedFacets(const Session& session, const policy::PlanInput& input) const;
+  v1::GuardStatus DescribeGuards(const Session& session) const;
   void WantInfluence(Session* session);
   bool LinkMoved(const Session& session) const;
   policy::LinkRates EffectiveLink(const Session& session) const;
