@@ -1,4 +1,4 @@
-// Importance of modules from their gradient statistics: S <- alpha * G + (1 - alpha) * S.
+// Importance of modules from their gradient statistics: S <- alpha * G + (1 - alpha) * S, G of the last `window` steps.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,21 @@ std::string CheckStatistics(const GradientStatistics& statistics);
 
 enum class Signal : uint8_t { kVariance, kSquaredNorm };
 
+// Sums over the last observations. Nothing is subtracted when one leaves: what a huge value left behind by rounding would
+// outlive it by far. Two stacks instead, of which the older one holds sums to its end.
+class PooledStatistics {
+ public:
+  // At most `window` observations stay; at least 1.
+  void Push(const GradientStatistics& statistics, uint32_t window);
+  GradientStatistics pooled() const;
+  size_t size() const { return older_.size() + newer_.size(); }
+
+ private:
+  std::vector<GradientStatistics> older_;  // the oldest last: the sum of it and of all that came into this stack after it
+  std::vector<GradientStatistics> newer_;  // as they came
+  GradientStatistics newer_sum_;
+};
+
 class ImportanceTracker {
  public:
   struct Options {
@@ -30,6 +45,8 @@ class ImportanceTracker {
     Signal signal = Signal::kVariance;
     double hot = 0.75;   // rank from which a module becomes hot
     double cold = 0.35;  // rank down to which it becomes cold; between them it stays what it was
+    uint32_t window = 50;  // steps whose statistics are pooled into G; seed: 50-100
+    bool operator==(const Options&) const = default;
   };
   enum class Heat : uint8_t { kCold, kWarm, kHot };
 
@@ -41,7 +58,10 @@ class ImportanceTracker {
   // sentence, and S stays. Statistics of no elements (no gradient in this step) leave S as it is.
   std::string Observe(size_t module, const GradientStatistics& statistics);
   void Resize(size_t modules);
+  // A window of its own for one module, in place of the options'; 0: the options' again. From the next observation on.
+  void SetWindow(size_t module, uint32_t window);
 
+  const Options& options() const { return options_; }
   double importance(size_t module) const { return importance_[module]; }
   // Share of modules whose importance is below, in [0, 1]; ties share the mean rank.
   std::vector<double> Ranks() const;
@@ -51,6 +71,8 @@ class ImportanceTracker {
  private:
   Options options_;
   std::vector<double> importance_;
+  std::vector<PooledStatistics> pooled_;
+  std::vector<uint32_t> windows_;  // 0: the options'
   std::vector<bool> observed_;
   std::vector<Heat> heat_;
 };
