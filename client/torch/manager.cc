@@ -1246,6 +1246,12 @@ void Manager::SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t
   sampler_digest_ = digest;
 }
 
+void Manager::SetTask(std::string name, double weight) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  task_ = std::move(name);
+  task_weight_ = weight;
+}
+
 // ------------------------------------------------------------------------------------------------------------ reports
 
 void Manager::OnStep(StepSummary summary) {
@@ -1266,6 +1272,8 @@ void Manager::OnStep(StepSummary summary) {
     report.round = round_;
     report.active_modules = active_;
     report.sampler_digest = sampler_digest_;
+    report.task = task_;
+    report.task_weight = task_weight_;
     // A trace that will not come back is not worth a plan; the first ones are, for want of a better.
     report.send_trace =
         summary.trace_digest != last_trace_sent_ && (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
@@ -1391,6 +1399,12 @@ RunTotals Manager::Totals() {
     totals.bound_link_seconds = policy::LinkSeconds(static_cast<double>(totals.bound.load_bytes),
                                                     static_cast<double>(totals.bound.unload_bytes), link);
   }
+  double compute_seconds = 0;  // the fastest step's
+  for (size_t i = FirstSettled(totals.step_seconds.size()); i < totals.step_seconds.size(); ++i) {
+    const double compute = totals.step_seconds[i] - totals.stall_seconds[i];
+    if (compute_seconds == 0 || compute < compute_seconds) compute_seconds = compute;
+  }
+  totals.bound_step_seconds = policy::MeasuredStepBound(compute_seconds, totals.bound, link);
   totals.link_late_seconds = executor_ ? executor_->link_late_seconds() : 0;
   totals.optimizer_bytes = 0;
   for (const auto& module : modules_) {

@@ -50,6 +50,9 @@ struct ParameterInput {
   uint64_t step_bytes = 0;
 };
 
+// The first steps run on demand and touch memory for the first time: figures are of what comes after them.
+inline size_t FirstSettled(size_t steps) { return steps > 6 ? 3 : 0; }
+
 // For reports: medians are over steps.
 struct RunTotals {
   ExecutorCounters counters;
@@ -59,6 +62,7 @@ struct RunTotals {
   std::vector<uint64_t> unloaded_bytes;
   policy::Bound bound;
   uint64_t plan_version = 0;
+  double bound_step_seconds = 0;      // of the trace's bound and of what was measured (policy::MeasuredStepBound)
   double bound_link_seconds = 0;      // the least time in which the link moves the bound's bytes
   double predicted_step_seconds = 0;  // by the plan of this version
   double link_late_seconds = 0;       // of a modelled link: by how much its copies were late, in all
@@ -160,6 +164,8 @@ class Manager final : public TouchHandler, public FaultServer {
   // Statistics of this step's complete gradients, by module; taken.
   std::vector<ModuleStatistics> TakeStatistics();
   void SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest);
+  // The step that ends now belongs to this task; "" for none.
+  void SetTask(std::string name, double weight);
   // Tells the daemon in which state the sampler goes on.
   std::string ResumeSampler(const std::string& state);
 
@@ -315,6 +321,8 @@ class Manager final : public TouchHandler, public FaultServer {
   uint64_t round_ = 0;
   std::vector<uint32_t> active_;
   uint64_t sampler_digest_ = 0;
+  std::string task_;
+  double task_weight_ = 1;
   std::vector<ModuleStatistics> finished_statistics_;
 };
 

@@ -211,6 +211,10 @@ void Core::FoldStatistics(Session* session, const v1::StepReport& report) {
   size_t refused = 0;
   std::string first;
   std::string first_module;
+  if (session->tracker) {
+    const std::string sentence = session->tracker->BeginStep(report.task(), report.task_weight());
+    if (!sentence.empty()) Problem(session, "trainer_problem", "the step counts for no task: " + sentence);
+  }
   for (const v1::ModuleStatistics& item : report.statistics()) {
     std::string sentence;
     if (!session->tracker || item.module() >= session->registry.modules().size()) {
@@ -255,8 +259,11 @@ void Core::FoldSampler(Session* session, const v1::StepReport& report) {
     session->sampler->Observe(static_cast<uint32_t>(session->sampler_index[item.module()]),
                               {item.sum(), item.sum_squares(), item.count()});
   }
+  // A task that is refused has been told of already; the trainer's sampler refuses it as well.
+  uint32_t task = 0;
+  session->sampler->EnterTask(report.task(), report.task_weight(), &task);
   // The trainer's digest is taken after its own EndStep of this step.
-  session->sampler->EndStep();
+  session->sampler->EndStep(task);
   if (session->sampler->Digest() == report.sampler_digest()) return;
   if (session->reports == 1 && report.round() != before && report.round() != session->sampler->round()) {
     return give_up("the trainer resumed in round " + std::to_string(report.round()));

@@ -122,8 +122,7 @@ def rows_of(settings: dict[str, Any], results: list[dict[str, Any]]) -> list[dic
         report = result["report"]
         counted = result["step_seconds"][warm_up:]
         step = statistics.median(counted)
-        # No step is shorter than plain's, nor than the link's time for the bytes that no schedule can save.
-        bound = max(plain_seconds, report["bound_link_seconds"])
+        bound = misa.step_bound(report, plain_seconds)
         largest = result["largest_module_bytes"]
         # The last step is counted when the next one begins.
         moved = {d: statistics.median(report[f"{name}_bytes"][warm_up:]) for d, name in (("h2d", "loaded"), ("d2h", "unloaded"))}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from types import TracebackType
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch.optim import Optimizer
 
 from . import _C
+from ._tasks import Tasks, let_go, take_over
 from ._wrappers import world_size
 
 # (module, sum, sum of squares, elements)
@@ -87,6 +88,10 @@ class SamplingDriver:
     def begin(self) -> None:
         self._apply()
 
+    def tasks(self) -> list[tuple[str, float, int]]:
+        """Name and weight of the tasks whose steps it has seen, and for each a number above 0 where there were any."""
+        return self._sampler.tasks()
+
     def serialized(self) -> bytes:
         """The sampler's whole state."""
         return self._sampler.serialize()
@@ -128,15 +133,17 @@ class SamplingDriver:
                 if id(parameter) in self._trainable:
                     parameter.requires_grad_(i in active)
 
-    def end_step(self, statistics: Sequence[Statistics], defer: Callable[[int, Callable[[], None]], None]) -> None:
-        """Folds one step's statistics in; at the end of a round hands what has to happen to each module to `defer`."""
+    def end_step(self, statistics: Sequence[Statistics], defer: Callable[[int, Callable[[], None]], None],
+                 task: tuple[str, float] = ("", 1.0)) -> None:
+        """Folds the statistics of one step in, which is this task's; at the end of a round hands what has to happen to each
+        module to `defer`."""
         statistics = self._of_all_ranks(statistics)
         place = {module: i for i, module in enumerate(self._samplable)}
         before = [self._samplable[i] for i in self._sampler.active()]
         for module, total, squares, count in statistics:
             if module in place and module in before:
                 self._sampler.observe(place[module], total, squares, count)
-        if not self._sampler.end_step():
+        if not self._sampler.end_step(*task):
             return
         after = set(self.active_modules)
         for module in before:
@@ -168,7 +175,7 @@ class SamplingDriver:
         if different:
             raise RuntimeError(
                 f"Rank {torch.distributed.get_rank()} and rank {different[0]} have drawn different modules to train: their "
-                "options, seeds or models differ, or one went on alone. What was trained up to here differs between them; "
+                "options, seeds, models or tasks differ, or one went on alone. What was trained up to here differs between them; "
                 "go back to the last checkpoint."
             )
         # In the order of ranks, so that the sum is the same everywhere.
@@ -223,8 +230,10 @@ class SampledReference:
         inner_steps: int = 50,
         seed: int = 0,
         always: tuple[str, ...] = (),
+        tasks: Mapping[str, float] | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._tasks = Tasks(tasks)
         named = list(model.named_parameters())
         self._driver = SamplingDriver(named, [optimizer], Sampled(delta, eta, alpha, inner_steps, seed, always))
         self._handles: list[Any] = []
@@ -238,12 +247,14 @@ class SampledReference:
                     self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
         self._driver.begin()
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        take_over(self._tasks)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        let_go(self._tasks)
         self._driver.end()
 
     @property
@@ -257,6 +268,7 @@ class SampledReference:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on in the round, and at the step of it, where `state_dict` was taken."""
         self._driver.load_state_dict(state)
+        self._tasks.load_state(self._driver.tasks())
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._statistics[id(parameter)] = _C.gradient_statistics(parameter.grad)
@@ -270,4 +282,4 @@ class SampledReference:
                 total, squares, count = total + s, squares + q, count + n
             if count:
                 statistics.append((module, total, squares, count))
-        self._driver.end_step(statistics, defer=lambda _, action: action())
+        self._driver.end_step(statistics, defer=lambda _, action: action(), task=self._tasks.end_step())
