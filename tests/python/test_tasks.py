@@ -158,9 +158,12 @@ def test_misactl_shows_them(misad):
         alternate(model, optimizer, range(6))
         task_step(model, optimizer, "letters", 6)  # of no task
         task_step(model, optimizer, "letters", 7)  # a step is told of when the next one begins
-        said = subprocess.run([MISACTL, "--runtime-dir", str(misad.runtime_dir), "sessions", "--json"], capture_output=True,
-                              text=True, timeout=30)
-        (session,) = json.loads(said.stdout)["sessions"]
+        for _ in range(100):  # the report is on its way
+            said = subprocess.run([MISACTL, "--runtime-dir", str(misad.runtime_dir), "sessions", "--json"],
+                                  capture_output=True, text=True, timeout=30)
+            (session,) = json.loads(said.stdout)["sessions"]
+            if int(session["step"]) >= 7:
+                break
         assert misad.metrics()['misa_session_tasks{session="0"}'] == 2
     tasks = {task["name"]: task for task in session["tasks"]}
     assert set(tasks) == {"", "letters", "digits"}
