@@ -38,6 +38,10 @@ constexpr char kAlreadyManaged[] =
 // A trace whose times have moved by more than this share is worth a new plan; and how soon after the last one.
 constexpr double kRefreshShare = 0.03;
 constexpr uint64_t kFirstRefreshSteps = 2;
+// Kept free beside other tensors where a part of a step is planned, as the daemon does for steps.
+constexpr uint64_t kReserveBytes = 16ull << 20;
+// A longer part of a step is not planned: it would take seconds.
+constexpr size_t kMostSectionPositions = 1 << 15;
 
 double ComputeSeconds(const policy::Trace& trace) {
   double seconds = 0;
@@ -1264,7 +1268,13 @@ void Manager::OnStep(StepSummary summary) {
   if (!report.problem.empty()) Notice(report.problem);
   DecideGradients(*summary.trace);
   // A step like one before has nothing new inside; the digests are read and written by this thread alone.
-  if (summary.trace_digest != last_trace_seen_) report.mode_traces = NewModeTraces(*summary.trace);
+  if (summary.trace_digest != last_trace_seen_) {
+    report.mode_traces = NewModeTraces(*summary.trace);
+    for (const trace::Section& section : report.mode_traces) {
+      sections_[section.mode] = std::make_shared<const policy::Trace>(section.trace);
+      PlanSection(section.mode);
+    }
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     report.statistics = std::move(finished_statistics_);
@@ -1349,6 +1359,7 @@ void Manager::ApplyBudget() {
     budget_ = told;
     budget_serial_ = serial;
     meter.TakeWindowPeak();  // the step is measured from here on
+    for (const auto& [mode, trace] : sections_) PlanSection(mode);
     return;
   }
   meter.SetBudget(before);
@@ -1370,6 +1381,29 @@ std::vector<trace::Section> Manager::NewModeTraces(const policy::Trace& step) {
     return std::exchange(mode_traces_sent_[section.mode], digest) == digest;
   });
   return found;
+}
+
+// Parts of a step are planned here: the daemon plans what comes again and again, and these come when the loop likes. A few
+// milliseconds, for each new one.
+void Manager::PlanSection(trace::TraceMode mode) {
+  if (options_.executor.stress || options_.executor.demand_only) return;
+  if (sections_[mode]->entries.size() > kMostSectionPositions) return;
+  policy::PlanInput input;
+  for (size_t i = 0; i < executor_->facet_count(); ++i) {
+    input.facet_bytes.push_back(executor_->facet(static_cast<uint32_t>(i))->bytes);
+  }
+  input.trace = *sections_[mode];
+  input.budget_bytes = budget_bytes();
+  input.reserve_bytes = std::min(kReserveBytes, input.budget_bytes / 32);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    input.link = totals_.link;
+  }
+  policy::Result<policy::Plan> plan = policy::MakePlan(input);
+  // One that cannot be planned goes on as it did: on demand.
+  if (plan.ok()) {
+    executor_->SetSection(static_cast<uint32_t>(mode), sections_[mode], std::make_shared<policy::Plan>(std::move(plan.value)));
+  }
 }
 
 // Where everything fits anyway, gradients stay in the memory autograd gave them: moving them costs a pass over each.

@@ -269,6 +269,7 @@ class Manager final : public TouchHandler, public FaultServer {
   void DecideGradients(const policy::Trace& trace);
   // The periods inside a step that were not sent yet.
   std::vector<trace::Section> NewModeTraces(const policy::Trace& step);
+  void PlanSection(trace::TraceMode mode);
   void Notice(std::string sentence);
   static void OnStorageGone(void* context, Facet* facet, bool last);
 
@@ -316,6 +317,8 @@ class Manager final : public TouchHandler, public FaultServer {
   uint64_t next_refresh_ = 0;  // the step from which on it may go up again
   uint64_t refresh_gap_ = 0;
   uint64_t last_trace_seen_ = 0;
+  // Periods inside steps, read and written by the thread that begins a step.
+  std::map<trace::TraceMode, std::shared_ptr<const policy::Trace>> sections_;
   std::map<trace::TraceMode, uint64_t> mode_traces_sent_;  // digests
   RunTotals totals_;
   uint64_t round_ = 0;
