@@ -98,7 +98,7 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
                {"BOUND", Alignment::kRight},
                {"PLAN", Alignment::kRight},
                {"ATTACHED", Alignment::kRight}});
-  std::string problems;
+  std::string notes;
   for (const v1::Session& session : sessions.sessions()) {
     // A bound of 0: no plan was made yet.
     const std::string bound = session.bound_step_seconds() > 0 ? FormatSeconds(session.bound_step_seconds()) : "-";
@@ -110,12 +110,20 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
                   absl::StrCat(session.step()), FormatSeconds(session.step_seconds()),
                   FormatSeconds(session.stall_seconds()), bound, absl::StrCat(session.plan_version()),
                   FormatSeconds(session.attached_seconds())});
+    if (session.tasks_size() > 0) {
+      std::string tasks;
+      for (const v1::Task& task : session.tasks()) {
+        absl::StrAppend(&tasks, tasks.empty() ? "" : ", ", task.name().empty() ? "(none)" : Printable(task.name()),
+                        absl::StrFormat(" %.0f %% (weight %.3g, %d steps)", task.share() * 100, task.weight(), task.steps()));
+      }
+      absl::StrAppend(&notes, "session ", Printable(session.session()), ": tasks ", tasks, "\n");
+    }
     if (!session.last_problem().empty()) {
-      absl::StrAppend(&problems, "session ", Printable(session.session()), ": ", Printable(session.last_problem()),
+      absl::StrAppend(&notes, "session ", Printable(session.session()), ": ", Printable(session.last_problem()),
                       "\n");
     }
   }
-  return table.Render(color) + problems;
+  return table.Render(color) + notes;
 }
 
 std::string ModulesText(const v1::ListModulesResponse& modules, bool color) {
