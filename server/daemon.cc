@@ -23,7 +23,7 @@
 #include "runtime/device/emulated/twin.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/memory/lease_protocol.h"
-#include "runtime/policy/steady_room.h"
+#include "runtime/policy/session_plan.h"
 #include "server/calibration.h"
 #include "server/journal.h"
 #include "server/lease/process.h"
@@ -346,16 +346,8 @@ void Daemon::Perform(Effect&& effect) {
             const LeaseId lease = e.lease;
             const uint64_t serial = e.serial;
             const bool posted = planning_->Post([this, e = std::move(e)] {
-              PlanMade made{e.lease, e.serial, policy::MakeSteadyPlan(e.input), {}};
-              policy::PlanInput bare = e.input;
-              bare.reserve_bytes = 0;
-              if (!made.plan.ok() && e.input.reserve_bytes > 0) {
-                // A plan without a reserve beats none: what it cannot foresee is loaded on demand.
-                if (policy::Result<policy::Plan> plan = policy::MakeSteadyPlan(bare); plan.ok()) made.plan = std::move(plan);
-              }
-              // No schedule has to keep a reserve, so the bound does not either.
-              if (made.plan.ok()) made.bound = policy::LowerBound(bare);
-              scheduler_->Deliver(std::move(made));
+              policy::SessionPlan made = policy::MakeSessionPlan(e.input);
+              scheduler_->Deliver(PlanMade{e.lease, e.serial, std::move(made.plan), std::move(made.bound)});
             });
             if (!posted) {
               PlanMade made{lease, serial, {}, {}};

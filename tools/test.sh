@@ -29,7 +29,8 @@ ctest --test-dir $folder --output-on-failure --no-tests=ignore -j "$(jobs)" \
 if [ "$preset" = release ]; then
   say "pytest"
   status=0
-  .venv/bin/python -m pytest --junitxml="$results/$preset-pytest.xml" ${PYTEST_ARGS:-} || status=$?
+  # A file stays in one process: its tests share a daemon or a trained model.
+  .venv/bin/python -m pytest -n "$(jobs)" --dist loadfile --junitxml="$results/$preset-pytest.xml" ${PYTEST_ARGS:-} || status=$?
   # 5: no test was collected; ctest's count stands alone then.
   [ $status = 0 ] || [ $status = 5 ] || failed=1
 fi

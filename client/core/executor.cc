@@ -735,10 +735,7 @@ bool Executor::ReleaseSpare(Lock& lock, uint64_t bytes) {
   return released > 0;
 }
 
-std::string Executor::FitBudget() {
-  std::string error = MakeRoom(0);
-  return error;
-}
+std::string Executor::FitBudget() { return MakeRoom(0); }
 
 void Executor::ResetTrace() {
   Lock lock(mutex_);

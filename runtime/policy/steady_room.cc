@@ -48,7 +48,10 @@ Result<Plan> MakeSteadyPlan(const PlanInput& input) {
   Result<Plan> plain = MakePlan(input);
   const uint32_t window = SteadyWindow(input);
   if (window == 0) return plain;
-  Result<Plan> steady = MakePlan(KeepRoomSteady(input, window));
+  const PlanInput kept = KeepRoomSteady(input, window);
+  const auto same = [](const TraceEntry& a, const TraceEntry& b) { return a.other_bytes == b.other_bytes; };
+  if (std::equal(kept.trace.entries.begin(), kept.trace.entries.end(), input.trace.entries.begin(), same)) return plain;
+  Result<Plan> steady = MakePlan(kept);
   if (steady.ok() && (!plain.ok() || steady.value.step_seconds <= plain.value.step_seconds * kSlower)) return steady;
   return plain;
 }

@@ -6,8 +6,8 @@
 
 #include "runtime/policy/residency.h"
 #include "runtime/policy/schedule.h"
+#include "runtime/policy/session_plan.h"
 #include "runtime/policy/step_model.h"
-#include "runtime/policy/steady_room.h"
 #include "server/sim/describe.h"
 
 namespace misa::server {
@@ -230,8 +230,11 @@ void World::Perform(const Effect& effect) {
     if (fails()) {
       made.plan.error = "the planner found no plan";
     } else {
-      made.plan = thorough_ ? policy::MakeSteadyPlan(plan->input) : QuickPlan(plan->input);
-      if (made.plan.ok()) made.bound = policy::LowerBound(plan->input);
+      policy::SessionPlan found =
+          thorough_ ? policy::MakeSessionPlan(plan->input)
+                    : policy::SessionPlan{QuickPlan(plan->input), policy::LowerBound(plan->input)};
+      made.plan = std::move(found.plan);
+      if (made.plan.ok()) made.bound = std::move(found.bound);
     }
     const double seconds = fails() ? random_.Between(0.05, 0.3) : random_.Exponential(0.002);
     Post(&planning_, seconds, [this, made = std::move(made)] { Handle(made); });
