@@ -18,6 +18,7 @@
 #include "runtime/device/modelled_link.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/trace/modes.h"
+#include "runtime/policy/session_plan.h"
 #include "runtime/policy/step_bound.h"
 
 namespace misa::torch_client {
@@ -1399,7 +1400,7 @@ void Manager::PlanSection(trace::TraceMode mode) {
     std::lock_guard<std::mutex> lock(mutex_);
     input.link = totals_.link;
   }
-  policy::Result<policy::Plan> plan = policy::MakePlan(input);
+  policy::Result<policy::Plan> plan = policy::MakeSessionPlan(input).plan;
   // One that cannot be planned goes on as it did: on demand.
   if (plan.ok()) {
     executor_->SetSection(static_cast<uint32_t>(mode), sections_[mode], std::make_shared<policy::Plan>(std::move(plan.value)));

@@ -29,7 +29,7 @@ TEST(MakeSessionPlan, GivesTheReserveUpRatherThanThePlan) {
   ASSERT_TRUE(made.plan.ok()) << made.plan.error;
   ASSERT_TRUE(made.bound.ok()) << made.bound.error;
   input.reserve_bytes = 0;
-  EXPECT_EQ(made.bound.value.loaded_bytes, MakeSessionPlan(input).bound.value.loaded_bytes);
+  EXPECT_EQ(made.bound.value.load_bytes, MakeSessionPlan(input).bound.value.load_bytes);
 }
 
 TEST(MakeSessionPlan, SaysWhyThereIsNone) {
