@@ -190,7 +190,7 @@ TEST(PlannedCycle, OfPeriodsLoadsLessThanAnyOneOfThem) {
 }
 
 TEST(PlannedSection, AnEvaluationBetweenStepsHasNoDemandLoadsFromItsThirdRoundOn) {
-  Training training(6);
+  Training training(12);
   Rig& rig = training.rig;
   for (uint32_t i = 0; i < kLayers; ++i) {
     for (const uint32_t id : {training.weights[i], training.optimizer[i]}) {
@@ -215,7 +215,7 @@ TEST(PlannedSection, AnEvaluationBetweenStepsHasNoDemandLoadsFromItsThirdRoundOn
     input.facet_bytes.push_back(rig.facet(static_cast<uint32_t>(i)).bytes);
   }
   for (const uint32_t id : training.weights) input.trace.entries.push_back({{{id, kRead}}, 1, 0});
-  input.budget_bytes = training.budget;
+  input.budget_bytes = 6 * kChunk;  // of eight weights
   const double rate = 4.0 * kChunk;
   input.link = {rate, rate, rate, rate};
   const auto plan = policy::MakePlan(input);
