@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan test-compiled exactness bench bench-memory-limit bench-observer bench-doors bench-ecosystem bench-policy bench-tasks bench-twins package lint clean
+.PHONY: help setup build demo test test-asan test-tsan test-compiled exactness bench bench-memory-limit bench-observer bench-startup bench-doors bench-ecosystem bench-policy bench-tasks bench-twins package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ bench-memory-limit: build ## training under a memory limit beside swap and memor
 
 bench-observer: build ## what the touch observer costs (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.observer $(BENCH_ARGS)
+
+bench-startup: build ## what misa.manage takes for a billion parameters, beyond copying them (BENCH_ARGS)
+	@$(PYTHON) -m tests.bench.startup $(BENCH_ARGS)
 
 bench-ecosystem: build ## beside Accelerate's disk offload and torch's mapped files, without a GPU (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.ecosystem $(BENCH_ARGS)

@@ -244,6 +244,20 @@ void BindManager(py::module_& m) {
           },
           py::kw_only(), py::arg("parameters"), py::arg("step"), py::arg("existing_state"))
       .def("is_growing", &Manager::is_growing)
+      // The module of each parameter, -1 where it stays in ordinary memory, and why.
+      .def("adopt_later",
+           [](Manager& self, const ParameterTuples& parameters) {
+             const std::vector<ParameterInput> inputs = Inputs(parameters);
+             std::vector<int64_t> modules;
+             std::string error;
+             {
+               py::gil_scoped_release release;
+               error = self.AdoptLater(inputs, &modules);
+             }
+             return std::make_pair(modules, error);
+           })
+      .def("forget", &Manager::Forget)
+      .def("parameter_count", &Manager::parameter_count)
       .def("set_stepper",
            [](Manager& self, py::object call) {
              auto held = Hold(std::move(call));

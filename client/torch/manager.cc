@@ -10,7 +10,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "client/torch/metering_allocator.h"
@@ -32,8 +34,14 @@ constexpr size_t kMaxSteps = 1 << 20;
 // The share of the budget that is freed of the model's first memory before the heap is looked through for it.
 constexpr uint64_t kTrimShare = 64;
 
+// An elastic budget in which a model is to be made begins with so much beside what is there already.
+constexpr uint64_t kLeastForMaking = 16ull << 20;
+
 // The module of a facet whose tensors belong to none yet.
 constexpr uint32_t kNoModule = UINT32_MAX;
+// Room for them is reserved once: other threads look modules and parameters up while later ones are added.
+constexpr size_t kMostModules = 1 << 15;
+constexpr size_t kMostParameters = 1 << 17;
 constexpr char kAlreadyManaged[] =
     "misa already manages a model in this process: give all models and optimizers to one manage(...) call.";
 // A trace whose times have moved by more than this share is worth a new plan; and how soon after the last one.
@@ -49,6 +57,9 @@ double ComputeSeconds(const policy::Trace& trace) {
   for (const policy::TraceEntry& entry : trace.entries) seconds += entry.compute_seconds;
   return seconds;
 }
+
+// At the daemon: a facet that no module of the model has.
+std::string OutsideName(uint32_t facet) { return "outside the model " + std::to_string(facet); }
 
 uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -110,11 +121,17 @@ std::unique_ptr<Manager> Manager::CreateEmpty(ManagerOptions options, std::strin
   std::unique_ptr<Manager> manager(new Manager);
   InstallMeteringAllocator();
   manager->options_ = std::move(options);
+  const uint64_t other = DeviceMeter::Get().other_bytes();
+  SessionOptions& session = manager->options_.session;
+  if (session.elastic) {
+    // It grows with what turns out to be made.
+    session.least_bytes = std::max(session.least_bytes, other + kLeastForMaking);
+    if (session.most_bytes != 0) session.least_bytes = std::min(session.least_bytes, session.most_bytes);
+  }
   *error = manager->Open();
   if (error->empty()) *error = manager->OpenDisk({}, 0, std::move(manager->space_));
   if (!error->empty()) return nullptr;
   const uint64_t budget = manager->session_->info().budget_bytes;
-  const uint64_t other = DeviceMeter::Get().other_bytes();
   if (other >= budget) {
     *error = "Other tensors of this process take " + FormatByteSize(other) + " already, and the budget is " +
              FormatByteSize(budget) + ": there is no room to make a model in. Nothing was changed.";
@@ -124,6 +141,8 @@ std::unique_ptr<Manager> Manager::CreateEmpty(ManagerOptions options, std::strin
   manager->OpenDoors();
   DeviceMeter::Get().SetBudget(budget);
   DeviceMeter::Get().ResetPeak();
+  // Where the daemon chooses the budget, what is made may ask it for more.
+  if (session.elastic) manager->Listen();
   return manager;
 }
 
@@ -131,7 +150,8 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   InstallMeteringAllocator();
   options_ = std::move(options);
   if (open_manager.load() != nullptr) return kAlreadyManaged;
-  std::string error = Group(inputs);
+  std::vector<uint32_t> made;
+  std::string error = Group(inputs, &made);
   if (error.empty() && options_.session.elastic) AskForLeast();
   if (error.empty()) error = Open();
   if (!error.empty()) return error;
@@ -139,10 +159,11 @@ std::string Manager::Start(std::vector<ParameterInput> inputs, ManagerOptions op
   // The disk is reserved, and the modules known, before anything moves.
   std::vector<Planned> planned;
   std::vector<ModuleDescription> descriptions;
-  error = Plan(*space_, &planned, &descriptions);
+  error = Plan(*space_, made, &planned, &descriptions);
   if (error.empty()) error = OpenDisk(descriptions, disk_bytes_, std::move(space_));
   if (error.empty()) error = MakeFacets(planned);
   if (!error.empty()) return error;
+  NoteRegistered(descriptions);
   OpenDoors();
   error = AdoptWeights();
   if (!error.empty()) {
@@ -159,8 +180,9 @@ std::string Manager::Take(std::vector<ParameterInput> inputs, StepMode step, boo
   std::vector<Planned> planned;
   std::vector<ModuleDescription> descriptions;
   const uint64_t disk_before = disk_bytes_;
-  std::string error = Group(inputs);
-  if (error.empty()) error = Plan(executor_->space(), &planned, &descriptions);
+  std::vector<uint32_t> made;
+  std::string error = Group(inputs, &made);
+  if (error.empty()) error = Plan(executor_->space(), made, &planned, &descriptions);
   if (error.empty()) {
     int unused = -1;
     error = session_->Register(descriptions, disk_bytes_, &unused);
@@ -171,7 +193,10 @@ std::string Manager::Take(std::vector<ParameterInput> inputs, StepMode step, boo
     disk_bytes_ = disk_before;
     return error;
   }
+  NoteRegistered(descriptions);
   reserved_disk_bytes_ = std::max(reserved_disk_bytes_, disk_bytes_);
+  // What training needs at least is known only now. Where it is not to be had, the first step says so.
+  if (options_.session.elastic && LeastNeeded() > budget_bytes()) GrowBudget(LeastNeeded());
   error = AdoptWeights();
   if (!error.empty()) return error;
   // Places on the disk are handed on: no block of their earlier owners may be under way any more.
@@ -188,10 +213,11 @@ void Manager::ForgetModules() {
   modules_.clear();
   state_bytes_.clear();
   free_disk_.clear();
+  registered_modules_ = 0;
   totals_.weights_bytes = totals_.gradients_bytes = totals_.parameter_count = 0;
 }
 
-std::string Manager::Group(const std::vector<ParameterInput>& inputs) {
+std::string Manager::Group(const std::vector<ParameterInput>& inputs, std::vector<uint32_t>* made) {
   if (inputs.empty()) return "The model has no parameters: there is nothing to manage.";
   // Parameters, and the modules they make up. Parameters over one storage have one owner, the first.
   std::vector<ParameterShape> shapes;
@@ -205,40 +231,74 @@ std::string Manager::Group(const std::vector<ParameterInput>& inputs) {
     shapes.push_back({input.name, t.dim(), static_cast<uint64_t>(t.numel()), StorageOf(t)->nbytes()});
   }
   const std::vector<ModuleGroup> groups = GroupParameters(shapes);
+  const size_t first = parameters_.size();
+  const size_t most_made = 4 * groups.size();  // each, and one for each facet that it may leave behind
+  modules_.reserve(std::max(most_made, kMostModules));
+  parameters_.reserve(std::max(inputs.size(), kMostParameters));
+  if (modules_.size() + most_made > modules_.capacity() || first + inputs.size() > parameters_.capacity()) {
+    return "A session manages at most " + std::to_string(kMostModules) + " modules and " + std::to_string(kMostParameters) +
+           " parameters, those that are gone included. Nothing was changed.";
+  }
+  parameters_.resize(first + inputs.size());
+  std::map<std::string, uint32_t> by_name;
+  for (uint32_t i = 0; i < modules_.size(); ++i) by_name.emplace(modules_[i]->name, i);
   std::map<c10::StorageImpl*, uint32_t> owner;
-  parameters_.resize(inputs.size());
   for (const ModuleGroup& group : groups) {
-    auto module = std::make_unique<Module>();
-    module->name = group.name;
-    module->kind = group.kind;
-    module->samplable = group.samplable;
-    const auto index = static_cast<uint32_t>(modules_.size());
-    bool any = false;
+    uint32_t index = kNoModule;
     for (size_t i : group.parameters) {
       c10::StorageImpl* storage = StorageOf(inputs[i].tensor);
-      auto [found, first] = owner.emplace(storage, index);
-      Parameter& p = parameters_[i];
+      auto found = owner.find(storage);
+      if (found == owner.end()) {
+        if (index == kNoModule) {
+          index = AddModule(group, &by_name);
+          made->push_back(index);
+        }
+        found = owner.emplace(storage, index).first;
+      }
+      Parameter& p = parameters_[first + i];
       p.name = inputs[i].name;
       p.tensor = inputs[i].tensor;
       p.module = found->second;
       p.storage = storage;
-      if (first) any = true;
-      Module& m = found->second == index ? *module : *modules_[found->second];
-      m.parameters.push_back(static_cast<uint32_t>(i));
+      Module& m = *modules_[found->second];
+      m.parameters.push_back(static_cast<uint32_t>(first + i));
       m.parameter_count += static_cast<uint64_t>(p.tensor.numel());
       m.step_bytes += inputs[i].step_bytes;
-      if (found->second < state_bytes_.size()) {
-        state_bytes_[found->second] += Align(inputs[i].expected_state_bytes);
-      } else {
-        if (state_bytes_.size() == index) state_bytes_.push_back(0);
-        state_bytes_[index] += Align(inputs[i].expected_state_bytes);
-      }
+      state_bytes_[found->second] += Align(inputs[i].expected_state_bytes);
     }
-    if (!any) continue;
-    if (state_bytes_.size() == index) state_bytes_.push_back(0);
-    modules_.push_back(std::move(module));
   }
   return "";
+}
+
+uint32_t Manager::AddModule(const ModuleGroup& group, std::map<std::string, uint32_t>* by_name) {
+  std::string name = group.name;
+  for (int number = 2;; ++number) {
+    const auto [found, fresh] = by_name->emplace(name, static_cast<uint32_t>(modules_.size()));
+    if (fresh) {
+      modules_.push_back(std::make_unique<Module>());
+      state_bytes_.push_back(0);
+    } else if (!IsVacant(*modules_[found->second])) {
+      name = group.name + "#" + std::to_string(number);
+      continue;
+    }
+    // One that has come back (adapters of the same names) takes its old place, here and at the daemon.
+    Module& module = *modules_[found->second];
+    module.name = name;
+    module.kind = group.kind;
+    module.samplable = group.samplable && (!begun_ || options_.session.mode == Mode::kExact);
+    module.parameter_count = module.step_bytes = 0;
+    state_bytes_[found->second] = 0;
+    return found->second;
+  }
+}
+
+// It has lost all its parameters, and nothing of it is left in any tier.
+bool Manager::IsVacant(const Module& module) const {
+  if (!module.parameters.empty() || module.pending.load()) return false;
+  for (const Facet* facet : {module.weights, module.gradients, module.optimizer}) {
+    if (facet != nullptr && (facet->state.load() != FacetState::kEmpty || keeper_->UsedBytes(*facet) > 0)) return false;
+  }
+  return true;
 }
 
 std::string Manager::Open() {
@@ -272,7 +332,7 @@ std::string Manager::OpenDisk(const std::vector<ModuleDescription>& modules, uin
   return "";
 }
 
-std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned,
+std::string Manager::Plan(const ChunkSpace& space, const std::vector<uint32_t>& made, std::vector<Planned>* planned,
                           std::vector<ModuleDescription>* descriptions) {
   const SessionInfo& info = session_->info();
   uint32_t next_id = executor_ ? static_cast<uint32_t>(executor_->facet_count()) : 0;
@@ -281,12 +341,13 @@ std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned
   std::vector<std::set<c10::StorageImpl*>> storages(modules_.size());
   std::set<c10::StorageImpl*> taken;
   std::set<const Facet*> kept;
-  for (size_t m = 0; m < modules_.size(); ++m) {
+  for (uint32_t m : made) {
     for (uint32_t i : modules_[m]->parameters) storages[m].insert(parameters_[i].storage);
     taken.insert(storages[m].begin(), storages[m].end());
   }
   std::vector<Facet*> whole(modules_.size(), nullptr);
-  for (size_t m = 0; m < modules_.size() && growing_; ++m) {
+  for (uint32_t m : made) {
+    if (!growing_) break;
     uint64_t weights = 0;
     for (c10::StorageImpl* storage : storages[m]) weights += Align(storage->nbytes());
     whole[m] = WholeCreated(storages[m], space.RoundUp(weights));
@@ -304,7 +365,8 @@ std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned
       left.push_back(facet);
     }
   }
-  for (uint32_t m = 0; m < modules_.size(); ++m) {
+  std::vector<Facet*> vacant = VacantFacets(made);
+  for (uint32_t m : made) {
     Module& module = *modules_[m];
     uint64_t weights = 0;
     uint64_t gradients = 0;
@@ -323,6 +385,19 @@ std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned
       if (kind == FacetKind::kWeights && whole[m] != nullptr) {
         planned->push_back({m, kind, rounded, whole[m]->disk_offset, whole[m]});
         description.facets.push_back({whole[m]->id, kind, rounded});
+        continue;
+      }
+      // What earlier ones have left behind serves again; the module's own first, so that its trace stays as it was.
+      const auto serves = [&](const Facet* f) { return f->kind == kind && f->bytes == rounded; };
+      const Facet* own = kind == FacetKind::kWeights     ? module.weights
+                         : kind == FacetKind::kGradients ? module.gradients
+                                                         : module.optimizer;
+      auto left_behind = std::find(vacant.begin(), vacant.end(), own);
+      if (left_behind == vacant.end() || !serves(own)) left_behind = std::find_if(vacant.begin(), vacant.end(), serves);
+      if (left_behind != vacant.end()) {
+        planned->push_back({m, kind, rounded, (*left_behind)->disk_offset, *left_behind});
+        description.facets.push_back({(*left_behind)->id, kind, rounded});
+        vacant.erase(left_behind);
         continue;
       }
       uint64_t offset;
@@ -347,9 +422,12 @@ std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned
         largest_module = &module;
       }
     }
-    totals_.weights_bytes += weights;
-    totals_.gradients_bytes += gradients;
-    totals_.parameter_count += module.parameter_count;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      totals_.weights_bytes += weights;
+      totals_.gradients_bytes += gradients;
+      totals_.parameter_count += module.parameter_count;
+    }
     descriptions->push_back(std::move(description));
   }
   const uint64_t most = options_.session.elastic ? info.chunks_bytes : info.budget_bytes;
@@ -361,10 +439,24 @@ std::string Manager::Plan(const ChunkSpace& space, std::vector<Planned>* planned
   }
   for (const Facet* facet : left) {
     // Made with the model and no part of it now: a frozen second model, say. It is known, for traces name it.
-    descriptions->push_back({"outside the model " + std::to_string(facet->id), "other", 0, false,
-                             {{facet->id, facet->kind, facet->bytes}}});
+    descriptions->push_back({OutsideName(facet->id), "other", 0, false, {{facet->id, facet->kind, facet->bytes}}});
   }
   return "";
+}
+
+// Those of modules that have nothing left, and what the modules just made had at their places before.
+std::vector<Facet*> Manager::VacantFacets(const std::vector<uint32_t>& made) const {
+  std::vector<Facet*> vacant;
+  if (!begun_) return vacant;
+  const std::set<uint32_t> fresh(made.begin(), made.end());
+  for (uint32_t m = 0; m < modules_.size(); ++m) {
+    const Module& module = *modules_[m];
+    if (!fresh.contains(m) && !IsVacant(module)) continue;
+    for (Facet* facet : {module.weights, module.gradients, module.optimizer}) {
+      if (facet != nullptr) vacant.push_back(facet);
+    }
+  }
+  return vacant;
 }
 
 Facet* Manager::WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const {
@@ -415,7 +507,18 @@ void Manager::OpenDoors() {
 }
 
 void Manager::Begin() {
+  begun_ = true;
   executor_->on_step = [this](StepSummary summary) { OnStep(std::move(summary)); };
+  if (!listening_) Listen();
+  SetTouchHandler(this);
+  SetFaultServer(this);
+  SetDataDoor(&data_door_);
+  SetForkDoor(&fork_door_);
+}
+
+// From here on the daemon's plans and budgets come in.
+void Manager::Listen() {
+  listening_ = true;
   session_->StartTraining(
       [this](const OfferedPlan& offered) {
         std::string refused = executor_->OfferPlan(offered.plan, offered.version, offered.trace_digest);
@@ -434,10 +537,6 @@ void Manager::Begin() {
       },
       [this](const std::string& s) { Notice(s); });
   if (options_.session.elastic) executor_->on_need = [this](uint64_t bytes) { return GrowBudget(bytes); };
-  SetTouchHandler(this);
-  SetFaultServer(this);
-  SetDataDoor(&data_door_);
-  SetForkDoor(&fork_door_);
 }
 
 std::string Manager::AdoptCreated(const std::vector<at::Tensor>& tensors) {
@@ -489,27 +588,33 @@ std::string Manager::EnsureDisk(uint64_t bytes) {
   return error;
 }
 
-// An elastic budget begins at what the largest optimizer step needs beside what is there already, and a quarter for what
-// forward and backward keep; the first steps tell the daemon what it really is.
-void Manager::AskForLeast() {
-  constexpr uint64_t kRounding = 8 * (64 << 10);  // chunks are not known yet
+// What the largest optimizer step needs beside what is there already, and a quarter for what forward and backward keep.
+uint64_t Manager::LeastNeeded() const {
+  constexpr uint64_t kRounding = 8 * (64 << 10);  // chunks may not be known yet
   uint64_t largest = 0;
-  uint64_t managed = 0;
+  uint64_t outside = 0;  // weights that will move from ordinary memory to the pool
   for (size_t m = 0; m < modules_.size(); ++m) {
     uint64_t weights = 0, gradients = 0;
     std::set<c10::StorageImpl*> seen;
     for (uint32_t i : modules_[m]->parameters) {
-      if (seen.insert(parameters_[i].storage).second) weights += Align(parameters_[i].storage->nbytes());
       gradients += Align(static_cast<uint64_t>(parameters_[i].tensor.numel()) * parameters_[i].tensor.element_size());
+      if (!seen.insert(parameters_[i].storage).second) continue;
+      const uint64_t bytes = Align(parameters_[i].storage->nbytes());
+      weights += bytes;
+      if (StorageTable::Get().Find(parameters_[i].storage) == nullptr) outside += bytes;
     }
-    managed += weights;
     largest =
         std::max(largest, weights + gradients + state_bytes_[m] + std::max(modules_[m]->step_bytes, state_bytes_[m]));
   }
   const uint64_t other = DeviceMeter::Get().other_bytes();
-  const uint64_t needed = largest + kRounding + (other - std::min(other, managed));
+  const uint64_t needed = largest + kRounding + (other - std::min(other, outside));
+  return needed + needed / 4;
+}
+
+// An elastic budget begins at that; the first steps tell the daemon what it really is.
+void Manager::AskForLeast() {
   SessionOptions& session = options_.session;
-  session.least_bytes = std::max(session.least_bytes, needed + needed / 4);
+  session.least_bytes = std::max(session.least_bytes, LeastNeeded());
   if (session.most_bytes != 0) session.least_bytes = std::min(session.least_bytes, session.most_bytes);
 }
 
@@ -574,33 +679,8 @@ std::string Manager::AdoptWeights() {
     // The model may have been made larger than the budget; it shrinks to it as its modules are taken over, and two
     // copies exist of no more than one module at a time.
     if (!growing_) meter.SetBudget(std::max(budget, meter.other_bytes() + 2 * largest));
-    std::string error = executor_->Create(module->weights);
+    std::string error = AdoptModule(*module, /*position=*/true, &freed);
     if (!error.empty()) return error;
-    const policy::Use use{module->weights->id, 0};
-    uint64_t offset = 0;
-    std::set<c10::StorageImpl*> seen;
-    for (uint32_t i : module->parameters) {
-      Parameter& p = parameters_[i];
-      if (!seen.insert(p.storage).second) continue;
-      const Slot* made = StorageTable::Get().Find(p.storage);
-      const policy::Use from{made == nullptr ? 0 : made->facet->id, policy::kRead};
-      if (made != nullptr) error = executor_->Use(&from, 1, /*position=*/false);
-      if (!error.empty()) break;
-      const bool shared = MayHaveArrays(p.tensor, 1) && MayHaveArrays(p.tensor, TensorsOver(p.storage));
-      if (shared) {
-        Notice("A NumPy array was made over parameter " + p.name +
-               " before misa managed it, and something shares its memory still. Where that is the array, it goes on showing the "
-               "values of this moment; make it again to see the parameter.");
-      }
-      error = keeper_->Bind(p.storage, module->weights, offset, "Parameter " + p.name, /*copied=*/false,
-                            /*keep_before=*/shared);
-      if (made != nullptr) executor_->EndUse(&from, 1);
-      if (!error.empty()) break;
-      offset += Align(p.storage->nbytes());
-    }
-    executor_->EndUse(&use, 1);
-    if (!error.empty()) return error;
-    freed += offset;
     if (freed >= budget / kTrimShare) {
       freed = 0;
       TrimFreed();
@@ -608,6 +688,174 @@ std::string Manager::AdoptWeights() {
   }
   TrimFreed();
   return options_.existing_state ? "" : FinishAdoption();
+}
+
+// Moves the module's parameters into its facet of weights, which is empty; *freed grows by what they had outside.
+std::string Manager::AdoptModule(const Module& module, bool position, uint64_t* freed) {
+  const policy::Use use{module.weights->id, policy::kCreate | policy::kWrite};
+  std::string error = executor_->Use(&use, 1, position);
+  if (!error.empty()) return error;
+  uint64_t offset = 0;
+  std::set<c10::StorageImpl*> seen;
+  for (uint32_t i : module.parameters) {
+    Parameter& p = parameters_[i];
+    if (!seen.insert(p.storage).second) continue;
+    const Slot* made = StorageTable::Get().Find(p.storage);
+    const policy::Use from{made == nullptr ? 0 : made->facet->id, policy::kRead};
+    if (made != nullptr) error = executor_->Use(&from, 1, /*position=*/false);
+    if (!error.empty()) break;
+    const bool shared = MayHaveArrays(p.tensor, 1) && MayHaveArrays(p.tensor, TensorsOver(p.storage));
+    if (shared) {
+      Notice("A NumPy array was made over parameter " + p.name +
+             " before misa managed it, and something shares its memory still. Where that is the array, it goes on showing the "
+             "values of this moment; make it again to see the parameter.");
+    }
+    error = keeper_->Bind(p.storage, module.weights, offset, "Parameter " + p.name, /*copied=*/false,
+                          /*keep_before=*/shared);
+    if (made != nullptr) executor_->EndUse(&from, 1);
+    if (!error.empty()) break;
+    offset += Align(p.storage->nbytes());
+  }
+  executor_->EndUse(&use, 1);
+  *freed += offset;
+  return error;
+}
+
+// ---------------------------------------------------------------------------------------------- parameters that come and go
+
+std::string Manager::AdoptLater(const std::vector<ParameterInput>& inputs, std::vector<int64_t>* modules) {
+  modules->assign(inputs.size(), -1);
+  if (!open_ || growing_ || releasing_.load()) return "The run has ended.";
+  const size_t first = parameters_.size();
+  const uint64_t disk_before = disk_bytes_;
+  std::vector<uint32_t> made;
+  std::vector<Planned> planned;
+  std::vector<ModuleDescription> descriptions;
+  std::string error = Group(inputs, &made);
+  if (!error.empty()) return error;
+  std::vector<uint32_t> all(inputs.size());
+  std::iota(all.begin(), all.end(), static_cast<uint32_t>(first));
+  error = Plan(executor_->space(), made, &planned, &descriptions);
+  if (error.empty()) {
+    DescribeLosses(made, planned, &descriptions);
+    int unused = -1;
+    error = session_->Register(descriptions, disk_bytes_, &unused);
+  }
+  if (!error.empty()) {
+    disk_bytes_ = disk_before;
+    Forget(all);
+    return error;
+  }
+  reserved_disk_bytes_ = std::max(reserved_disk_bytes_, disk_bytes_);
+  TakeFromVacant(made, planned);
+  error = MakeFacets(planned);
+  NoteRegistered(descriptions);
+  uint64_t freed = 0;
+  for (uint32_t m : made) {
+    const Module& module = *modules_[m];
+    // What comes later keeps to the budget from the first byte on, and leaves the plan of the step alone.
+    if (error.empty()) error = AdoptModule(module, /*position=*/false, &freed);
+    if (error.empty() || (module.weights != nullptr && keeper_->UsedBytes(*module.weights) > 0)) continue;
+    Forget(std::vector(module.parameters));
+  }
+  if (freed >= budget_bytes() / kTrimShare) TrimFreed();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Parameter& p = parameters_[first + i];
+    if (p.tensor.defined()) (*modules)[i] = p.module;
+  }
+  return error;
+}
+
+// Facets change hands: what vacant modules have left, and those that nobody has now.
+void Manager::DescribeLosses(const std::vector<uint32_t>& made, const std::vector<Planned>& planned,
+                             std::vector<ModuleDescription>* descriptions) const {
+  std::map<const Facet*, uint32_t> taken;
+  for (const Planned& plan : planned) {
+    if (plan.facet != nullptr) taken.emplace(plan.facet, plan.module);
+  }
+  const std::set<uint32_t> fresh(made.begin(), made.end());
+  std::vector<ModuleDescription> losses;
+  for (uint32_t m = 0; m < modules_.size(); ++m) {
+    const Module& module = *modules_[m];
+    ModuleDescription rest{module.name, module.kind, 0, module.samplable, {}};
+    bool loses = false;
+    for (const Facet* facet : {module.weights, module.gradients, module.optimizer}) {
+      if (facet == nullptr) continue;
+      if (taken.contains(facet)) {
+        loses = true;
+      } else if (fresh.contains(m)) {
+        losses.push_back({OutsideName(facet->id), "other", 0, false, {{facet->id, facet->kind, facet->bytes}}});
+      } else {
+        rest.facets.push_back({facet->id, facet->kind, facet->bytes});
+      }
+    }
+    if (loses && !fresh.contains(m)) losses.push_back(std::move(rest));
+  }
+  descriptions->insert(descriptions->end(), std::make_move_iterator(losses.begin()), std::make_move_iterator(losses.end()));
+}
+
+// The same, done here.
+void Manager::TakeFromVacant(const std::vector<uint32_t>& made, const std::vector<Planned>& planned) {
+  std::set<const Facet*> taken;
+  for (const Planned& plan : planned) taken.insert(plan.facet);
+  const std::set<uint32_t> fresh(made.begin(), made.end());
+  const size_t count = modules_.size();
+  for (uint32_t m = 0; m < count; ++m) {
+    for (Facet* Module::*kind : {&Module::weights, &Module::gradients, &Module::optimizer}) {
+      Facet* facet = (*modules_[m]).*kind;
+      if (facet == nullptr || (!taken.contains(facet) && !fresh.contains(m))) continue;
+      (*modules_[m]).*kind = nullptr;
+      if (taken.contains(facet)) continue;
+      // It waits for one of its size, in a module that has no parameters.
+      const std::string name = OutsideName(facet->id);
+      const auto known = std::find_if(modules_.begin(), modules_.end(), [&](const auto& one) { return one->name == name; });
+      const auto index = static_cast<uint32_t>(known - modules_.begin());
+      if (known == modules_.end()) {
+        modules_.push_back(std::make_unique<Module>());
+        modules_.back()->name = name;
+        modules_.back()->kind = "other";
+        state_bytes_.push_back(0);
+      }
+      (*modules_[index]).*kind = facet;
+      executor_->Describe(facet, index, facet->name);
+    }
+  }
+}
+
+// The daemon counts modules as it comes to know their names.
+void Manager::NoteRegistered(const std::vector<ModuleDescription>& descriptions) {
+  std::map<std::string, Module*> by_name;
+  for (const auto& module : modules_) by_name.emplace(module->name, module.get());
+  for (const ModuleDescription& description : descriptions) {
+    const auto found = by_name.find(description.name);
+    if (found == by_name.end()) {
+      ++registered_modules_;
+    } else if (found->second->registered == kNoModule) {
+      found->second->registered = registered_modules_++;
+    }
+  }
+}
+
+void Manager::Forget(const std::vector<uint32_t>& parameters) {
+  for (uint32_t i : parameters) {
+    Parameter& p = parameters_[i];
+    if (!p.tensor.defined()) continue;
+    Module& module = *modules_[p.module];
+    std::erase(module.parameters, i);
+    const bool shared = std::any_of(module.parameters.begin(), module.parameters.end(),
+                                    [&](uint32_t other) { return parameters_[other].storage == p.storage; });
+    const auto count = static_cast<uint64_t>(p.tensor.numel());
+    module.parameter_count -= count;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      totals_.parameter_count -= count;
+      totals_.gradients_bytes -= Align(count * p.tensor.element_size());
+      if (!shared) totals_.weights_bytes -= Align(p.storage->nbytes());
+    }
+    p.storage = nullptr;
+    p.accumulator.reset();
+    p.tensor.reset();  // where nobody else holds it, its memory goes with this
+  }
 }
 
 size_t Manager::TensorsOver(const c10::StorageImpl* storage) const {
@@ -957,12 +1205,14 @@ std::string Manager::RunPending(uint32_t index) {
   {
     std::unique_lock<std::mutex> lock(pending_mutex_);
     if (module.running == std::this_thread::get_id()) return "";
-    if (module.running != std::thread::id()) {
+    while (module.running != std::thread::id()) {
       // Another thread steps it. Whatever that thread may need from this one (the interpreter's lock) is given up.
       lock.unlock();
+      bool ended = false;
       const std::function<void()> wait = [&] {
         std::unique_lock<std::mutex> again(pending_mutex_);
-        pending_done_.wait(again, [&] { return module.running == std::thread::id(); });
+        ended = pending_done_.wait_for(again, std::chrono::duration<double>(options_.executor.wait_seconds),
+                                       [&] { return module.running == std::thread::id(); });
       };
       if (wait_guard_) {
         wait_guard_(wait);
@@ -970,6 +1220,12 @@ std::string Manager::RunPending(uint32_t index) {
         wait();
       }
       lock.lock();
+      if (!ended) {
+        return "Another thread has been at the optimizer's step of " + module.name + " for " +
+               std::to_string(static_cast<int>(options_.executor.wait_seconds)) +
+               " s and has not ended it. Its content is not lost; use it again when that step is done, or give misa.manage "
+               "more wait_seconds.";
+      }
     }
     if (!module.pending.load()) return "";
     module.running = std::this_thread::get_id();
@@ -1280,6 +1536,8 @@ void Manager::OnStep(StepSummary summary) {
     std::lock_guard<std::mutex> lock(mutex_);
     report.statistics = std::move(finished_statistics_);
     finished_statistics_.clear();
+    std::erase_if(report.statistics, [&](const ModuleStatistics& s) { return modules_[s.module]->registered == kNoModule; });
+    for (ModuleStatistics& s : report.statistics) s.module = modules_[s.module]->registered;
     report.round = round_;
     report.active_modules = active_;
     report.sampler_digest = sampler_digest_;
@@ -1414,6 +1672,7 @@ void Manager::DecideGradients(const policy::Trace& trace) {
   uint64_t needed = other;
   for (size_t i = 0; i < executor_->facet_count(); ++i) {
     const Facet& facet = *executor_->facet(static_cast<uint32_t>(i));
+    if (facet.module != kNoModule && modules_[facet.module]->parameters.empty()) continue;  // it has no content any more
     // Gradients that are not taken are among the other tensors already.
     if (facet.kind != FacetKind::kGradients || take_gradients_) needed += facet.bytes;
   }

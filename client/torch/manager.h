@@ -95,6 +95,7 @@ class Manager final : public TouchHandler, public FaultServer {
     Facet* gradients = nullptr;
     Facet* optimizer = nullptr;
     uint64_t step_bytes = 0;      // other tensors' while it steps
+    uint32_t registered = UINT32_MAX;  // its number at the daemon; none yet
     std::atomic<bool> pending{false};
     std::thread::id running{};  // guarded by pending_mutex_
   };
@@ -113,6 +114,13 @@ class Manager final : public TouchHandler, public FaultServer {
   // be; as long as nothing was moved the manager goes on as before.
   std::string Take(std::vector<ParameterInput> parameters, StepMode step, bool existing_state);
   bool is_growing() const { return growing_; }
+
+  // Parameters that came after the management began go behind the pool, into modules of their own, within the budget.
+  // (*modules)[i] is the module of the i-th; -1 where it stays in ordinary memory, and the sentence says why then.
+  std::string AdoptLater(const std::vector<ParameterInput>& inputs, std::vector<int64_t>* modules);
+  // These parameters step no more, and are held here no more: they die with whoever else holds them, and their memory with
+  // them. None may have a step due.
+  void Forget(const std::vector<uint32_t>& parameters);
   ~Manager() override;
 
   size_t module_count() const { return modules_.size(); }
@@ -226,6 +234,7 @@ class Manager final : public TouchHandler, public FaultServer {
 
   Manager() = default;
   std::string Start(std::vector<ParameterInput> parameters, ManagerOptions options);
+  uint64_t LeastNeeded() const;
   void AskForLeast();
   struct Planned {
     uint32_t module;
@@ -235,19 +244,29 @@ class Manager final : public TouchHandler, public FaultServer {
     Facet* facet;  // there already, or null
   };
   // The modules that the parameters make up.
-  std::string Group(const std::vector<ParameterInput>& inputs);
+  std::string Group(const std::vector<ParameterInput>& inputs, std::vector<uint32_t>* made);
+  uint32_t AddModule(const ModuleGroup& group, std::map<std::string, uint32_t>* by_name);
+  bool IsVacant(const Module& module) const;
+  std::vector<Facet*> VacantFacets(const std::vector<uint32_t>& made) const;
   // Session, disk and executor, with the disk reserved and the modules described.
   std::string Open();
   std::string OpenDisk(const std::vector<ModuleDescription>& modules, uint64_t disk_bytes,
                        std::unique_ptr<ChunkSpace> space);
-  std::string Plan(const ChunkSpace& space, std::vector<Planned>* planned, std::vector<ModuleDescription>* descriptions);
+  std::string Plan(const ChunkSpace& space, const std::vector<uint32_t>& made, std::vector<Planned>* planned,
+                   std::vector<ModuleDescription>* descriptions);
+  void DescribeLosses(const std::vector<uint32_t>& made, const std::vector<Planned>& planned,
+                      std::vector<ModuleDescription>* descriptions) const;
+  void TakeFromVacant(const std::vector<uint32_t>& made, const std::vector<Planned>& planned);
+  void NoteRegistered(const std::vector<ModuleDescription>& descriptions);
   std::string MakeFacets(const std::vector<Planned>& planned);
   void OpenDoors();
   void Begin();
+  void Listen();
   void ForgetModules();
   // The facet that holds just these storages since they were made, with that many bytes; null where there is none.
   Facet* WholeCreated(const std::set<c10::StorageImpl*>& storages, uint64_t bytes) const;
   std::string AdoptWeights();
+  std::string AdoptModule(const Module& module, bool position, uint64_t* freed);
   // Parameters' tensors over this storage.
   size_t TensorsOver(const c10::StorageImpl* storage) const;
   void OnGradient(uint32_t parameter);
@@ -288,6 +307,9 @@ class Manager final : public TouchHandler, public FaultServer {
   uint64_t reserved_disk_bytes_ = 0;            // at the daemon
   std::multimap<uint64_t, uint64_t> free_disk_;  // by size: places of facets that are gone
   bool growing_ = false;
+  bool begun_ = false;
+  bool listening_ = false;
+  uint32_t registered_modules_ = 0;
   bool process_ends_ = false;
   bool open_ = false;
   bool take_gradients_ = true;  // into the pool; decided at step boundaries

@@ -7,13 +7,12 @@
 namespace misa::policy {
 
 SessionPlan MakeSessionPlan(const PlanInput& input) {
-  SessionPlan made{MakeSteadyPlan(input), {}};
   PlanInput bare = input;
   bare.reserve_bytes = 0;
+  SessionPlan made{MakeSteadyPlan(input), LowerBound(bare)};
   if (!made.plan.ok() && input.reserve_bytes > 0) {
     if (Result<Plan> plan = MakeSteadyPlan(bare); plan.ok()) made.plan = std::move(plan);
   }
-  if (made.plan.ok()) made.bound = LowerBound(bare);
   return made;
 }
 

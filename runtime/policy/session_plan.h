@@ -7,7 +7,7 @@ namespace misa::policy {
 
 struct SessionPlan {
   Result<Plan> plan;
-  Result<Bound> bound;  // only where there is a plan
+  Result<Bound> bound;
 };
 
 // MakeSteadyPlan, without the reserve where none can be made with it: what the reserve is for is loaded on demand then. The

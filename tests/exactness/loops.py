@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
+import gc
 import hashlib
+import tempfile
+from pathlib import Path
 from typing import Any, Callable, Iterable
 
 import misa
@@ -372,6 +374,91 @@ def optimizer_state_loaded(case: Case, manage: Any) -> Result:
     return model, optimizer, []
 
 
+# ------------------------------------------------------------------------------------------------ saving and loading
+
+
+def _torch_save(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "saved.pt")
+
+
+def _torch_load(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    saved = torch.load(folder / "saved.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+
+
+def _misa_save(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    # Small shards, so that there are several.
+    misa.save(folder / "saved", model=model, optimizer=optimizer, shard_bytes=1 << 18)
+
+
+def _misa_load(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    misa.load(folder / "saved", model=model, optimizer=optimizer)
+
+
+Saver = Callable[[Path, nn.Module, Optimizer], None]
+
+
+def _loaded_back(case: Case, manage: Any, save: Saver, load: Saver) -> Result:
+    """A step is taken back by what was saved before it."""
+    model, optimizer = case.start()
+    seen = []
+    with tempfile.TemporaryDirectory(prefix="misa-x-", dir="/tmp") as folder, manage(model, optimizer):
+        for step in range(2):
+            one_step(case, model, optimizer, step)
+        optimizer.zero_grad()
+        save(Path(folder), model, optimizer)
+        seen.append(one_step(case, model, optimizer, 70))
+        optimizer.zero_grad()
+        load(Path(folder), model, optimizer)
+        seen.append(bits_of(model.parameters()))
+        for step in range(2, 4):
+            seen.append(one_step(case, model, optimizer, step))
+        save(Path(folder), model, optimizer)  # over the earlier one
+    return model, optimizer, seen
+
+
+def _resumed(case: Case, manage: Any, save: Saver, load: Saver) -> Result:
+    """The training stops, and goes on with a model and an optimizer that are new."""
+    model, optimizer = case.start()
+    seen = []
+    with tempfile.TemporaryDirectory(prefix="misa-x-", dir="/tmp") as folder:
+        with manage(model, optimizer):
+            for step in range(2):
+                one_step(case, model, optimizer, step)
+            save(Path(folder), model, optimizer)
+        del model, optimizer
+        gc.collect()
+        seed_everything(99)
+        model = case.family.make()
+        optimizer = case.make_optimizer(model.parameters())
+        with manage(model, optimizer):
+            load(Path(folder), model, optimizer)
+            for step in range(2, 4):
+                seen.append(one_step(case, model, optimizer, step))
+    return model, optimizer, seen
+
+
+@loop("saved and loaded back, torch.save", LATER)
+def torch_loaded_back(case: Case, manage: Any) -> Result:
+    return _loaded_back(case, manage, _torch_save, _torch_load)
+
+
+@loop("saved and loaded back, misa.save", LATER)
+def misa_loaded_back(case: Case, manage: Any) -> Result:
+    return _loaded_back(case, manage, _misa_save, _misa_load)
+
+
+@loop("resumed in a new model, torch.save")
+def torch_resumed(case: Case, manage: Any) -> Result:
+    return _resumed(case, manage, _torch_save, _torch_load)
+
+
+@loop("resumed in a new model, misa.save")
+def misa_resumed(case: Case, manage: Any) -> Result:
+    return _resumed(case, manage, _misa_save, _misa_load)
+
+
 # --------------------------------------------------------------------------------------------- between the steps
 
 
@@ -596,14 +683,6 @@ def _lora(model: nn.Module) -> Any:
     return get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets, fan_in_fan_out=transposed))
 
 
-def _embeddings(model: nn.Module) -> list[torch.Tensor]:
-    found = []
-    for name in ("get_input_embeddings", "get_output_embeddings"):
-        with contextlib.suppress(AttributeError, NotImplementedError):  # models without such
-            found.append(getattr(model, name)())
-    return [module.weight for module in found if getattr(module, "weight", None) is not None]
-
-
 @loop("LoRA on a frozen model", fits=has_adapter_targets)
 def lora(case: Case, manage: Any) -> Result:
     model = _lora(case.model())
@@ -639,9 +718,9 @@ def lora_on_the_way(case: Case, manage: Any) -> Result:
             seen.append(one_step(case, adapted.get_base_model(), optimizer, step))
         seen.append(bits_of(p for n, p in adapted.named_parameters() if "lora_" in n))
         optimizer.zero_grad()
-        # PEFT compares the embeddings' addresses, for which they have to be there.
-        with misa.resident(*_embeddings(adapted.get_base_model())):
-            model = adapted.merge_and_unload()
+        model = adapted.merge_and_unload()
+        for parameter in optimizer.param_groups.pop()["params"]:
+            optimizer.state.pop(parameter, None)
         for parameter in model.parameters():
             parameter.requires_grad_(True)
         for step in range(5, 7):

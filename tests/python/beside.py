@@ -55,9 +55,10 @@ def plain(loop: Loop) -> Plain:
 
 
 def managed(loop: Loop, misad: Misad, budget: int, **options: Any) -> Managed:
-    """Runs the loop managed. The digest is taken inside, and again after the memory was given back."""
+    """Runs the loop managed. The digest is taken inside, and again after the memory was given back. A loop may manage more than
+    once, one after the other: the report is the last run's, the peak that of all."""
     gc.collect()
-    kept: dict[str, Any] = {}
+    kept: dict[str, Any] = {"peak": 0}
 
     @contextlib.contextmanager
     def manage(model: Any, optimizer: Any) -> Iterator[misa.Run]:
@@ -67,7 +68,7 @@ def managed(loop: Loop, misad: Misad, budget: int, **options: Any) -> Managed:
         try:
             yield run
             kept["sha256"] = digest(model, optimizer)
-            kept["peak"] = misa.memory.peak_bytes()
+            kept["peak"] = max(kept["peak"], misa.memory.peak_bytes())
         finally:
             run.release()
 

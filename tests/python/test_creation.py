@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from pathlib import Path
@@ -174,6 +175,44 @@ def test_mode_sampled_takes_over(shared_misad):
         train(model, optimizer, range(5))
         assert digest(model, optimizer) == expected
     run.release()
+
+
+@pytest.mark.parametrize("range_", [False, True])
+def test_a_budget_that_the_daemon_chooses(folder, range_):
+    """All of a small device, or no more than was asked for."""
+    torch.manual_seed(7)
+    plain = Wide()
+    expected = [p.sum().item() for p in plain.parameters()]
+    x = torch.randn(4, 1024)
+
+    def train_wide(model: nn.Module) -> str:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        with misa.manage(model, optimizer) if model is not plain else contextlib.nullcontext() as run:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            if run is not None:
+                assert run.budget_bytes <= most
+                assert misa.memory.peak_bytes() <= most
+            sha256 = digest(model, optimizer)
+        if run is not None:
+            run.release()
+        return sha256
+
+    trained = train_wide(plain)
+    most = budget_of(26 * MIB)
+    with Misad(folder, capacity=budget_of(36 * MIB)) as misad:
+        given: dict[str, Any] = {"runtime_dir": str(misad.runtime_dir), "daemon": "required",
+                                 "budget": (budget_of(2 * MIB), most) if range_ else "auto"}
+        most = most if range_ else budget_of(36 * MIB)
+        torch.manual_seed(7)
+        with misa.empty_init(**given):
+            model = Wide()
+        assert [p.sum().item() for p in model.parameters()] == expected
+        with pytest.raises(ValueError, match="empty_init was given budget"):
+            misa.manage(model, torch.optim.SGD(model.parameters(), lr=0.01), budget="20MiB")
+        assert train_wide(model) == trained
 
 
 def test_a_second_model_made_inside_stays_usable(shared_misad):

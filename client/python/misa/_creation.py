@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, TypeVar
 
@@ -14,7 +12,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from . import _C, _manage, _torch_save
 from ._checkpoint import load_weights
-from ._doctor import binary
 from ._sampling import Sampled
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -25,12 +22,20 @@ _SMALL_BYTES = 1 << 20
 _BATCH_BYTES = 4 << 20
 
 
+def _as_written(budget: _manage.Budget) -> int | str | tuple[int, int | str]:
+    least, most, elastic = budget
+    if not elastic:
+        return most
+    return (least, most or "auto") if least or most else "auto"
+
+
 class Growing:
     """A session, and the parameters that went behind its pool; `misa.manage` takes it over."""
 
-    def __init__(self, manager: _C.Manager, budget_bytes: int, mode: str, sampled: Sampled | None) -> None:
+    def __init__(self, manager: _C.Manager, budget: _manage.Budget, mode: str, sampled: Sampled | None) -> None:
         self.manager = manager
-        self.budget_bytes = budget_bytes
+        self.budget = budget
+        budget_bytes = manager.session()["budget_bytes"]
         self._mode = mode
         self._sampled = sampled
         # Weakly: what was replaced meanwhile need not go anywhere.
@@ -39,11 +44,11 @@ class Growing:
         self._small_bytes = min(_SMALL_BYTES, budget_bytes // 64)
         self._batch_bytes = min(_BATCH_BYTES, budget_bytes // 16)
 
-    def check(self, *, budget: int | tuple[int, int], mode: str, sampled: Sampled | None) -> None:
+    def check(self, *, budget: _manage.Budget, mode: str, sampled: Sampled | None) -> None:
         """Raises where a run asks for something else than what the model was made under."""
         theirs = self._sampled or Sampled()
         for name, value, here in (
-            ("budget", budget, self.budget_bytes),
+            ("budget", _as_written(budget), _as_written(self.budget)),
             ("mode", mode, self._mode),
             ("sampled", (sampled or Sampled()) if mode == "sampled" else None, theirs if mode == "sampled" else None),
         ):
@@ -95,7 +100,7 @@ class empty_init:  # noqa: N801: used as a context, like torch.no_grad
     weights are bit-identical to those made without misa. Buffers stay in ordinary memory.
 
     Args:
-        budget, mode, sampled, daemon, job, runtime_dir, disk, chunk_bytes, stress, demand_only, wait_seconds: as for
+        budget, weight, mode, sampled, daemon, job, runtime_dir, disk, chunk_bytes, stress, demand_only, wait_seconds: as for
             `misa.manage`, which takes the model over with what is given here.
 
     Raises:
@@ -107,7 +112,8 @@ class empty_init:  # noqa: N801: used as a context, like torch.no_grad
     def __init__(
         self,
         *,
-        budget: str | int,
+        budget: str | int | tuple[str | int, str | int],
+        weight: float = 1.0,
         mode: str = "exact",
         sampled: Sampled | None = None,
         daemon: str = "auto",
@@ -120,19 +126,18 @@ class empty_init:  # noqa: N801: used as a context, like torch.no_grad
         wait_seconds: float = 120.0,
     ) -> None:
         _manage.check_choices(mode=mode, daemon=daemon)
-        self._budget_bytes = _manage.parse_budget(budget)
+        self._budget = _manage.budget_range(budget)
         self._mode = mode
         self._sampled = sampled
         self._options: dict[str, Any] = {
+            "weight": _manage.check_weight(weight),
             "mode": mode,
-            "step": "deferred",
             "daemon": daemon,
-            "job": job or Path(sys.argv[0] or "python").name or "python",
-            "runtime_directory": runtime_dir or "",
-            "disk_directory": disk or "",
-            "daemon_binary": binary("misad"),
+            "job": job,
+            "sampled": sampled,
+            "runtime_dir": runtime_dir,
+            "disk": disk,
             "chunk_bytes": chunk_bytes,
-            "sampling": (sampled or Sampled()).options() if mode == "sampled" else _C.SamplerOptions(),
             "stress": stress,
             "demand_only": demand_only,
             "wait_seconds": wait_seconds,
@@ -145,12 +150,9 @@ class empty_init:  # noqa: N801: used as a context, like torch.no_grad
                 "misa already manages a model in this process: make all models inside one misa.empty_init, before "
                 "misa.manage. Nothing was changed."
             )
-        manager = _C.Manager(parameters=None, budget=self._budget_bytes, elastic=False, least=0, weight=1.0,
-                             existing_state=False, **self._options, emulated=None)
-        if manager.session()["private_daemon"] and self._options["daemon"] == "auto":
-            print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
+        manager = _manage.make_manager(None, budget=self._budget, **self._options)
         _torch_save.install()
-        growing = Growing(manager, self._budget_bytes, self._mode, self._sampled)
+        growing = Growing(manager, self._budget, self._mode, self._sampled)
         _manage._growing = growing
         self._growing = growing
         self._hook = register_module_parameter_registration_hook(lambda module, name, parameter: growing.made(parameter))

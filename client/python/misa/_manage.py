@@ -20,6 +20,7 @@ from . import _C, _torch_save
 from ._clip import by_module
 from ._doctor import binary
 from ._doors import Doors
+from ._members import Members
 from ._optimizers import (
     WatchedState,
     expected_state_bytes,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 _MODES = ("exact", "sampled")
 _STEPS = ("deferred", "in_backward", "eager")
 _DAEMONS = ("auto", "required", "private")
+
+# The least, the most (0: whatever there is) and whether the daemon chooses between them.
+Budget = tuple[int, int, bool]
 
 _current: Run | None = None
 # A model made by misa.empty_init that no run has taken over yet.
@@ -112,7 +116,7 @@ class Run:
         mode: str,
         step: str,
         daemon: str,
-        job: str,
+        job: str | None,
         sampled: Sampled | None,
         runtime_dir: str | None,
         disk: str | None,
@@ -133,8 +137,8 @@ class Run:
         self._report: dict[str, Any] | None = None
         self._steps_before = 0  # of the runs that this one resumes
         self._pending: dict[int, _Pending] = {}
-        # Parameters that came later: those not managed, and all of them, kept alive.
         self._stepping_threads: set[int] = set()
+        # Parameters that came later: those not managed, and all that the manager itself does not hold, kept alive.
         self._left_alone: set[int] = set()
         self._keep: list[torch.Tensor] = []
         # Parameters that have stepped in the backward since their optimizer's last step().
@@ -162,8 +166,8 @@ class Run:
                             f"{type(optimizer).__name__} trains a tensor of shape {tuple(parameter.shape)} that is in "
                             "none of the models given to misa.manage: give it all models. Nothing was changed."
                         )
-        self._owners = owners
-        self._parameters = [p for _, p in named]
+        # In the manager's order; None where one has left.
+        self._parameters: list[torch.Tensor | None] = [p for _, p in named]
         self._place = {id(p): i for i, p in enumerate(self._parameters)}
         parameters = [
             (
@@ -176,40 +180,33 @@ class Run:
         ]
         existing_state = any(state_tensors(o, g["params"]) for o in self._optimizers for g in o.param_groups)
         self._sampling: SamplingDriver | None = None
-        sampler_options = _C.SamplerOptions()
         if mode == "sampled":
             # Made before anything is moved, so that impossible options change nothing.
             self._sampling = SamplingDriver(named, self._optimizers, sampled or Sampled())
-            sampler_options = (sampled or Sampled()).options()
         _torch_save.install()
         if made is not None:
             # The model was made under its budget: the same session goes on.
             made.manager.take(parameters=parameters, step=self._step_mode, existing_state=existing_state)
             self._manager = made.manager
         else:
-            self._manager = _C.Manager(
-                parameters=parameters,
-                budget=budget,
-                elastic=elastic,
-                least=least,
+            self._manager = make_manager(
+                parameters,
+                budget=(least, budget, elastic),
                 weight=weight,
                 mode=mode,
                 step=self._step_mode,
                 daemon=daemon,
                 job=job,
-                runtime_directory=runtime_dir or "",
-                disk_directory=disk or "",
-                daemon_binary=binary("misad"),
+                sampled=sampled,
+                runtime_dir=runtime_dir,
+                disk=disk,
                 chunk_bytes=chunk_bytes,
-                sampling=sampler_options,
+                emulated=emulated,
                 stress=stress,
                 demand_only=demand_only,
                 wait_seconds=wait_seconds,
                 existing_state=existing_state,
-                emulated=emulated.for_daemon() if emulated is not None else None,
             )
-        if made is None and self._manager.session()["private_daemon"] and daemon == "auto":
-            print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
         by_name = dict(named)
         self._modules = self._manager.modules()
         self._module_parameters = [[by_name[n] for n in module["parameters"]] for module in self._modules]
@@ -231,6 +228,8 @@ class Run:
         self._clip.__enter__()
         self._doors = Doors(self._manager)
         self._doors.open()
+        self._members = Members(self)
+        self._members.open()
         take_over(self._tasks)
 
     @staticmethod
@@ -372,7 +371,7 @@ class Run:
                     self._refuse_second_gradient(parameter)
             manager.settle([self._place[id(p)] for p in mine])
             self._stepped_early.difference_update(map(id, mine))
-        self._take_new_parameters(optimizer)
+        self._members.at_step(optimizer)
         due: dict[int, list[tuple[dict[str, Any], list[torch.Tensor]]]] = {}
         unmanaged: list[tuple[dict[str, Any], torch.Tensor]] = []
         scaling = snapshot_scaling(optimizer)
@@ -419,6 +418,7 @@ class Run:
             if self._sampling is not None:
                 self._sampling.end_step([(m, s, q, n) for m, s, q, n in stats], defer=self._defer, task=task)
                 self._publish_sampling()
+            self._members.at_boundary()
             # Parameters may have been thawed.
             manager.watch_gradients()
             manager.end_step()
@@ -450,28 +450,15 @@ class Run:
                 del optimizer.__dict__[name]
             optimizer.__dict__.update(now)
 
-    def _take_new_parameters(self, optimizer: Optimizer) -> None:
-        """Parameters that came after `manage` (LoRA's adapters, a new head) are trained like the others, in ordinary memory."""
-        groups = [(group, p) for group in optimizer.param_groups for p in group["params"]
-                  if id(p) not in self._module_of and id(p) not in self._left_alone]
-        if not groups:
-            return
-        assert self._manager is not None
-        fresh: list[torch.Tensor] = []
-        for _, parameter in groups:
-            self._keep.append(parameter)  # an id must not be given to another tensor
-            module = self._manager.module_of(parameter)
-            if module >= 0:
-                # A new name for what is managed already.
-                self._module_of[id(parameter)] = module
-                self._module_parameters[module].append(parameter)
-            else:
-                self._left_alone.add(id(parameter))
-                fresh.append(parameter)
-        if fresh:
-            print(f"misa: {len(fresh)} parameters that {type(optimizer).__name__} was given later stay in ordinary memory, "
-                  "count against the budget and step inside step(). To manage them as well, release() this run and manage "
-                  "the model again.", file=sys.stderr)
+    def adopt(self) -> list[str]:
+        """Takes over the parameters that have come to the models since `misa.manage`, those that no optimizer trains as well.
+        What an optimizer of the run is given (`add_param_group`) comes by itself, at its next `step()`.
+
+        Returns the names of those that are managed now and were not before.
+        """
+        if not self.is_managing():
+            raise RuntimeError("This run has ended: there is nothing that could take parameters over.")
+        return self._members.adopt()
 
     def _run_step(self, module: int) -> list[torch.Tensor]:
         """What is due for one module; called with its facets present. Returns its optimizer state."""
@@ -629,7 +616,7 @@ class Run:
 
     def modules(self) -> list[dict[str, Any]]:
         """Name, kind, parameters and parameter count of every module."""
-        return self._modules
+        return [module for module in self._modules if module["parameters"]]
 
     def session(self) -> dict[str, Any]:
         """The session's id, budget, device and daemon."""
@@ -692,7 +679,7 @@ class Run:
             "departures": totals["departures"],
             "plan_version": totals["plan_version"],
             "predicted_step_seconds": totals["predicted_step_seconds"],
-            "module_count": len(self._modules),
+            "module_count": len(self.modules()),
             "parameter_count": totals["parameter_count"],
             "weights_bytes": totals["weights_bytes"],
             "gradients_bytes": totals["gradients_bytes"],
@@ -740,6 +727,7 @@ class Run:
             self._timeline.__exit__(None, None, None)
             self._clip.__exit__(None, None, None)
             self._doors.close()
+            self._members.close()
             try:
                 # Without a budget to keep, what is due needs no room: it is done when the memory is given back.
                 if keep_managed is not False:
@@ -757,18 +745,24 @@ class Run:
                 if not self._manager.is_open():
                     self._manager = None
                     _current = None
+                    self._let_go()
             return
         if keep_managed or not self._manager.release():
             print("misa: the model and its optimizer state do not fit the budget together; they stay managed and are "
                   "loaded on demand until the process ends or release() is called.", file=sys.stderr)
             # Nothing steps any more; once nobody else holds the model, its memory is free.
             self._manager.let_go()
-            self._models, self._owners, self._module_parameters, self._module_of = [], {}, [], {}
-            self._parameters, self._place, self._keep = [], {}, []
-            self._optimizers, self._sampling, self._pending = [], None, {}
+            self._let_go()
             return
         self._manager = None
         _current = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """An ended run is its report: it keeps no model alive."""
+        self._models, self._module_parameters, self._module_of = [], [], {}
+        self._parameters, self._place, self._keep = [], {}, []
+        self._optimizers, self._sampling, self._pending = [], None, {}
 
     def release(self) -> None:
         """Gives every tensor memory of its own again, whatever it takes, and ends the session."""
@@ -811,6 +805,53 @@ def _plain_context() -> Iterator[None]:
     operator whose touch it precedes."""
     with _C.plain_dispatch(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
+
+
+def make_manager(
+    parameters: list[tuple[str, torch.Tensor, int, int]] | None,
+    *,
+    budget: Budget,
+    weight: float = 1.0,
+    mode: str,
+    step: str = "deferred",
+    daemon: str,
+    job: str | None,
+    sampled: Sampled | None,
+    runtime_dir: str | None,
+    disk: str | None,
+    chunk_bytes: int,
+    emulated: Emulated | None = None,
+    stress: bool,
+    demand_only: bool,
+    wait_seconds: float,
+    existing_state: bool = False,
+) -> _C.Manager:
+    """A session, and what manages tensors in it: these parameters, or (None) those of a model that is still to be made."""
+    least, most, elastic = budget
+    manager = _C.Manager(
+        parameters=parameters,
+        budget=most,
+        elastic=elastic,
+        least=least,
+        weight=weight,
+        mode=mode,
+        step=step,
+        daemon=daemon,
+        job=job or Path(sys.argv[0] or "python").name or "python",
+        runtime_directory=runtime_dir or "",
+        disk_directory=disk or "",
+        daemon_binary=binary("misad"),
+        chunk_bytes=chunk_bytes,
+        sampling=(sampled or Sampled()).options() if mode == "sampled" else _C.SamplerOptions(),
+        stress=stress,
+        demand_only=demand_only,
+        wait_seconds=wait_seconds,
+        existing_state=existing_state,
+        emulated=emulated.for_daemon() if emulated is not None else None,
+    )
+    if manager.session()["private_daemon"] and daemon == "auto":
+        print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
+    return manager
 
 
 def manage(
@@ -876,10 +917,10 @@ def manage(
     if budget is None:
         if _growing is None:
             raise ValueError("misa.manage needs a budget, such as budget=\"24GiB\". Nothing was changed.")
-        budget = _growing.budget_bytes
-    least_bytes, budget_bytes, elastic = _parse_budget(budget)
-    if not 0 < weight <= 1000:
-        raise ValueError(f"A weight of {weight!r} makes no sense: it lies above 0 and up to 1000.")
+        least_bytes, budget_bytes, elastic = _growing.budget
+    else:
+        least_bytes, budget_bytes, elastic = budget_range(budget)
+    check_weight(weight)
     named_tasks = Tasks(tasks)
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -907,7 +948,7 @@ def manage(
         if emulated is not None:
             raise ValueError("This model was made in misa.empty_init, whose device cannot become an emulated one: give "
                              "device= where the model is made in the ordinary way. Nothing was changed.")
-        made.check(budget=(least_bytes, budget_bytes) if elastic else budget_bytes, mode=mode, sampled=sampled)
+        made.check(budget=(least_bytes, budget_bytes, elastic), mode=mode, sampled=sampled)
     run = Run(
         models,
         optimizers,
@@ -918,7 +959,7 @@ def manage(
         mode=mode,
         step=step,
         daemon=daemon,
-        job=job or Path(sys.argv[0] or "python").name or "python",
+        job=job,
         sampled=sampled,
         runtime_dir=runtime_dir,
         disk=disk,
@@ -942,6 +983,12 @@ def check_choices(**choices: str) -> None:
             raise ValueError(f"{name} is {choices[name]!r}, but must be one of {', '.join(allowed)}.")
 
 
+def check_weight(weight: float) -> float:
+    if not 0 < weight <= 1000:
+        raise ValueError(f"A weight of {weight!r} makes no sense: it lies above 0 and up to 1000.")
+    return float(weight)
+
+
 def end_unused() -> None:
     """Ends what manages tensors that nobody holds any more: an ended run whose model did not fit the budget, a model that was
     made under a budget and dropped."""
@@ -961,14 +1008,14 @@ def parse_budget(budget: str | int) -> int:
     return bytes_
 
 
-def _parse_budget(budget: str | int | tuple[str | int, str | int]) -> tuple[int, int, bool]:
-    """The least, the most (0: whatever there is) and whether the daemon chooses between them."""
+def budget_range(budget: str | int | tuple[str | int, str | int]) -> Budget:
+    """A budget as people write it."""
     if budget == "auto":
         return 0, 0, True
     if isinstance(budget, (tuple, list)):
         if len(budget) != 2:
             raise ValueError(f"A budget of {budget!r} is neither a size nor a range of two sizes.")
-        least, most = (_parse_budget(part)[1] for part in budget)
+        least, most = (budget_range(part)[1] for part in budget)
         if most and least > most:
             raise ValueError(f"A budget between {budget[0]!r} and {budget[1]!r} is no range.")
         return least, most, True

@@ -137,7 +137,8 @@ class SamplingDriver:
                  task: tuple[str, float] = ("", 1.0)) -> None:
         """Folds the statistics of one step in, which is this task's; at the end of a round hands what has to happen to each
         module to `defer`."""
-        statistics = self._of_all_ranks(statistics)
+        # Modules that came later have no part in the draws.
+        statistics = self._of_all_ranks([s for s in statistics if s[0] < len(self._groups)])
         place = {module: i for i, module in enumerate(self._samplable)}
         before = [self._samplable[i] for i in self._sampler.active()]
         for module, total, squares, count in statistics:
