@@ -118,6 +118,20 @@ class Reader {
     };
   }
 
+  // A list of texts, each not empty; the list may be.
+  std::function<void(const YAML::Node&, const std::string&)> Words(std::vector<std::string>* out) {
+    return [=, this](const YAML::Node& node, const std::string& path) {
+      const std::string allowed = path + " must be a list of at most 1000 words, such as [embedding, norm] or []";
+      if (!node.IsSequence() || node.size() > 1000) return Fail(node.Mark(), allowed);
+      std::vector<std::string> words;
+      for (const YAML::Node& item : node) {
+        if (!item.IsScalar() || item.Scalar().empty()) return Fail(item.Mark(), allowed);
+        words.push_back(item.Scalar());
+      }
+      *out = std::move(words);
+    };
+  }
+
   std::function<void(const YAML::Node&, const std::string&)> Bytes(uint64_t* out,
                                                                    std::function<std::string(uint64_t)> check) {
     return [=, this](const YAML::Node& node, const std::string& path) {
@@ -268,6 +282,15 @@ std::vector<std::string> ParseConfig(const std::string& text, const std::string&
   }
   const auto share = [](double v) { return v >= 0 && v <= 1; };
   const auto no_check = [](uint64_t) { return std::string(); };
+  const auto above_0 = [](double v) { return v > 0; };
+  const auto one_of = [](const std::string& one, const std::string& other) {
+    return [=](const std::string& word) {
+      return word == one || word == other ? std::string() : "must be " + one + " or " + other + ", and is \"" + word + "\"";
+    };
+  };
+  std::string signal = "variance";
+  std::string residency = "plan";
+  GuardOptions& guards = result.policy.guards;
   // Where both are given, for checks that need two keys.
   YAML::Mark listen_mark = YAML::Mark::null_mark();
   YAML::Mark policy_mark = YAML::Mark::null_mark();
@@ -332,8 +355,30 @@ std::vector<std::string> ParseConfig(const std::string& text, const std::string&
                                                   "above 0 and up to 1")},
                           {"hot", reader.Number(&result.policy.hot, share, "from 0 to 1")},
                           {"cold", reader.Number(&result.policy.cold, share, "from 0 to 1")},
-                          {"reserve", reader.Bytes(&result.policy.reserve_bytes, no_check)}});
+                          {"reserve", reader.Bytes(&result.policy.reserve_bytes, no_check)},
+                          {"window", reader.Integer(&result.policy.window, 1, 10000)},
+                          {"signal", reader.Text(&signal, one_of("variance", "squared_norm"))},
+                          {"residency", reader.Text(&residency, one_of("plan", "importance"))}});
             }},
+           {"guards",
+            reader.Section(
+                {{"wait_for_stable_loss", reader.Bool(&guards.wait_for_stable_loss)},
+                 {"stable_window", reader.Integer(&guards.stability.window, 4, 100000)},
+                 {"stable_tolerance", reader.Number(&guards.stability.tolerance, above_0, "above 0")},
+                 {"stable_hold", reader.Integer(&guards.stability.hold, 1, 100000)},
+                 {"watch_swings", reader.Bool(&guards.watch_swings)},
+                 {"swing_window", reader.Integer(&guards.swings.window, 12, 1024)},
+                 {"swing_correlation", reader.Number(&guards.swings.correlation, [](double v) { return v > 0 && v < 1; },
+                                                     "above 0 and below 1")},
+                 {"swing_amplitude", reader.Number(&guards.swings.least_amplitude, [](double v) { return v >= 0; },
+                                                   "of at least 0")},
+                 {"swing_alpha_factor", reader.Number(&guards.response.alpha_factor, [](double v) { return v >= 1; },
+                                                      "of at least 1")},
+                 {"swing_hot_step", reader.Number(&guards.response.hot_step, share, "from 0 to 1")},
+                 {"swing_levels", reader.Integer(&guards.response.most_levels, 1, 100)},
+                 {"swing_calm_steps", reader.Integer(&guards.response.calm_steps, 1, 1'000'000)},
+                 {"pins", reader.Words(&guards.pins)},
+                 {"sparse_attention", reader.Words(&guards.sparse_attention)}})},
            {"limits", reader.Section({{"sessions", reader.Integer(&result.limits.sessions, 1, 4096)},
                                       {"queue", reader.Integer(&result.limits.queue, 16, 1'000'000)}})}});
     } catch (const YAML::Exception& exception) {
@@ -344,6 +389,8 @@ std::vector<std::string> ParseConfig(const std::string& text, const std::string&
     const std::string problem = CheckDevice(result);
     if (!problem.empty()) reader.Fail(root["device"] ? root["device"].Mark() : YAML::Mark::null_mark(), problem);
   }
+  result.policy.signal = signal == "variance" ? policy::Signal::kVariance : policy::Signal::kSquaredNorm;
+  result.policy.keep_hot = residency == "importance";
   if (errors.empty() && result.policy.cold >= result.policy.hot) {
     reader.Fail(policy_mark, "policy.cold must be below policy.hot: a module between them keeps what it was");
   }

@@ -36,6 +36,31 @@ std::string LinkText(const v1::LinkRates& link) {
                       FormatRate(link.duplex_unload_bytes_per_second()));
 }
 
+// What the guards have to say of a session, in lines; nothing where its trainer tells them nothing.
+std::string GuardsText(const v1::Session& session) {
+  const v1::GuardStatus& guards = session.guards();
+  std::string text;
+  const std::string who = absl::StrCat("session ", Printable(session.session()), ": ");
+  if (guards.has_loss()) {
+    absl::StrAppend(&text, who, absl::StrFormat("loss %.4g, ", guards.loss()),
+                    guards.loss_stable() ? "stable" : "not stable yet");
+    if (guards.swing_level() > 0) {
+      absl::StrAppend(&text, absl::StrFormat("; it swings with a period of %d steps: alpha is raised to %.3g, hot to %.3g",
+                                             guards.swing_period_steps(), guards.alpha(), guards.hot()));
+    }
+    text += "\n";
+  }
+  if (guards.kept_modules() > 0) {
+    absl::StrAppend(&text, who, guards.kept_modules(), " modules of ", FormatByteSize(guards.kept_bytes()),
+                    " keep their place on the device\n");
+  }
+  if (guards.rows() > 0 && guards.most_share() > 0) {
+    absl::StrAppend(&text, who, "a batch has ", guards.rows(), " rows; ", guards.free_rows(), " fit into the memory that is free, ",
+                    guards.most_rows(), " at most\n");
+  }
+  return text;
+}
+
 }  // namespace
 
 ExitCode ExitCodeOf(const absl::Status& status) {
@@ -99,6 +124,7 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
                {"PLAN", Alignment::kRight},
                {"ATTACHED", Alignment::kRight}});
   std::string notes;
+  std::string problems;
   for (const v1::Session& session : sessions.sessions()) {
     // A bound of 0: no plan was made yet.
     const std::string bound = session.bound_step_seconds() > 0 ? FormatSeconds(session.bound_step_seconds()) : "-";
@@ -118,12 +144,13 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
       }
       absl::StrAppend(&notes, "session ", Printable(session.session()), ": tasks ", tasks, "\n");
     }
+    absl::StrAppend(&notes, GuardsText(session));
     if (!session.last_problem().empty()) {
-      absl::StrAppend(&notes, "session ", Printable(session.session()), ": ", Printable(session.last_problem()),
+      absl::StrAppend(&problems, "session ", Printable(session.session()), ": ", Printable(session.last_problem()),
                       "\n");
     }
   }
-  return table.Render(color) + notes;
+  return table.Render(color) + notes + problems;
 }
 
 std::string ModulesText(const v1::ListModulesResponse& modules, bool color) {

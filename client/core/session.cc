@@ -181,6 +181,12 @@ void Fill(v1::SamplingOptions* out, const policy::SamplerOptions& in) {
   out->set_alpha(in.alpha);
   out->set_inner_steps(in.inner_steps);
   out->set_seed(in.seed);
+  for (const guard::Dependency& dependency : in.dependencies) {
+    v1::ModuleDependency* item = out->add_dependencies();
+    item->set_module(dependency.module);
+    item->set_kind(static_cast<v1::DependencyKind>(dependency.kind));
+    item->set_other(dependency.other);
+  }
 }
 
 void Fill(v1::Trace* out, const policy::Trace& in, uint64_t digest) {
@@ -259,6 +265,7 @@ class GrpcSession final : public Session {
       out->set_kind(m.kind);
       out->set_parameter_count(m.parameter_count);
       out->set_samplable(m.samplable);
+      out->set_pinned(m.pinned);
       for (const auto& f : m.facets) {
         v1::Facet* facet = out->add_facets();
         facet->set_id(f.id);
@@ -527,6 +534,10 @@ class GrpcSession final : public Session {
     out->set_round(report.round);
     for (uint32_t module : report.active_modules) out->add_active_modules(module);
     out->set_sampler_digest(report.sampler_digest);
+    out->set_counted_steps(report.counted_steps);
+    out->set_sampling_waits(report.sampling_waits);
+    if (report.loss) out->set_loss(*report.loss);
+    out->set_rows(report.rows);
     out->set_problem(report.problem);
     out->set_pool_backed_bytes(report.pool_backed_bytes);
     out->set_budget_serial(report.budget_serial);

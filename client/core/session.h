@@ -74,6 +74,7 @@ struct ModuleDescription {
     uint64_t device_bytes = 0;
   };
   std::vector<FacetDescription> facets;
+  bool pinned = false;  // stays on the device as far as the budget allows
 };
 
 struct ModuleStatistics {
@@ -88,6 +89,10 @@ struct StepReport {
   uint64_t round = 0;
   std::vector<uint32_t> active_modules;
   uint64_t sampler_digest = 0;
+  uint32_t counted_steps = 1;   // inner steps of the round that this step counts as
+  bool sampling_waits = false;  // everything was trained, and the sampler stood still
+  std::optional<double> loss;
+  uint64_t rows = 0;  // of the batch; 0: not known
   std::string problem;
   uint64_t device_bytes = 0;
   uint64_t pool_backed_bytes = 0;

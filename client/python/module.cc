@@ -20,6 +20,9 @@
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
 #include "runtime/device/emulated/twin.h"
+#include "runtime/guard/accumulation.h"
+#include "runtime/guard/loss_stability.h"
+#include "runtime/guard/pins.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/policy/sampler.h"
 #include "runtime/policy/step_bound.h"
@@ -77,6 +80,13 @@ py::dict TotalsDict(const RunTotals& t) {
   d["optimizer_bytes"] = t.optimizer_bytes;
   d["parameter_count"] = t.parameter_count;
   d["notices"] = t.notices;
+  d["batch_rows"] = t.batch_rows;
+  d["batch_known"] = t.batch.known;
+  d["batch_free_share"] = t.batch.free_share;
+  d["batch_most_share"] = t.batch.most_share;
+  d["batch_free_rows"] = t.batch.free_rows;
+  d["batch_most_rows"] = t.batch.most_rows;
+  d["batch_hint"] = t.batch.sentence;
   return d;
 }
 
@@ -171,7 +181,7 @@ void BindManager(py::module_& m) {
                        const std::string& job, const std::string& runtime_directory, const std::string& disk_directory,
                        const std::string& daemon_binary, uint64_t chunk_bytes, const policy::SamplerOptions& sampling,
                        bool stress, bool demand_only, double wait_seconds, bool existing_state,
-                       const std::optional<EmulatedDevice>& emulated) {
+                       const std::optional<EmulatedDevice>& emulated, std::vector<std::string> pins) {
              ManagerOptions options;
              options.session.budget_bytes = budget;
              options.session.elastic = elastic;
@@ -194,6 +204,7 @@ void BindManager(py::module_& m) {
              options.executor.demand_only = demand_only;
              options.executor.wait_seconds = wait_seconds;
              options.existing_state = existing_state;
+             options.pins = std::move(pins);
              std::vector<ParameterInput> inputs;
              if (parameters) inputs = Inputs(*parameters);
              std::string error;
@@ -221,7 +232,8 @@ void BindManager(py::module_& m) {
            py::arg("weight"), py::arg("mode"), py::arg("step"), py::arg("daemon"),
            py::arg("job"), py::arg("runtime_directory"), py::arg("disk_directory"), py::arg("daemon_binary"),
            py::arg("chunk_bytes"), py::arg("sampling"), py::arg("stress"), py::arg("demand_only"),
-           py::arg("wait_seconds"), py::arg("existing_state"), py::arg("emulated"))
+           py::arg("wait_seconds"), py::arg("existing_state"), py::arg("emulated"),
+           py::arg("pins") = std::vector<std::string>())
       .def("adopt_created",
            [](Manager& self, const std::vector<at::Tensor>& tensors) {
              std::string error;
@@ -363,7 +375,11 @@ void BindManager(py::module_& m) {
              }
              return out;
            })
-      .def("set_sampling", &Manager::SetSampling)
+      .def("take_micro_batches", &Manager::TakeMicroBatches)
+      .def("set_loss", &Manager::SetLoss)
+      .def("set_pins", &Manager::SetPins)
+      .def("set_sampling", &Manager::SetSampling, py::arg("round"), py::arg("active"), py::arg("digest"),
+           py::arg("counted_steps") = 1, py::arg("waits") = false)
       .def("set_task", &Manager::SetTask)
       .def("pin",
            [](Manager& self, const at::Tensor& tensor) {
@@ -552,17 +568,42 @@ void BindTasks(py::module_& m) {
 
 void BindSampler(py::module_& m) {
   py::class_<policy::SamplerOptions>(m, "SamplerOptions")
-      .def(py::init([](double delta, double eta, double alpha, uint32_t inner_steps, uint64_t seed) {
+      .def(py::init([](double delta, double eta, double alpha, uint32_t inner_steps, uint64_t seed,
+                       const std::vector<std::pair<std::string, std::string>>& needs,
+                       const std::vector<std::pair<std::string, std::string>>& apart) {
              policy::SamplerOptions options;
              options.delta = delta;
              options.eta = eta;
              options.alpha = alpha;
              options.inner_steps = inner_steps;
              options.seed = seed;
+             for (const auto& [module, other] : needs) {
+               options.dependencies.push_back({module, guard::Dependency::kNeeds, other});
+             }
+             for (const auto& [module, other] : apart) {
+               options.dependencies.push_back({module, guard::Dependency::kApart, other});
+             }
              return options;
            }),
            py::arg("delta") = 0.03, py::arg("eta") = 1.0, py::arg("alpha") = 0.1, py::arg("inner_steps") = 50,
-           py::arg("seed") = 0);
+           py::arg("seed") = 0, py::arg("needs") = std::vector<std::pair<std::string, std::string>>(),
+           py::arg("apart") = std::vector<std::pair<std::string, std::string>>());
+  py::class_<guard::LossStability>(m, "LossStability")
+      .def(py::init([](uint32_t window, double tolerance, uint32_t hold) {
+             const guard::StabilityOptions options{window, tolerance, hold};
+             const std::string error = guard::CheckStability(options);
+             if (!error.empty()) throw py::value_error(error);
+             return std::make_unique<guard::LossStability>(options);
+           }),
+           py::arg("window"), py::arg("tolerance"), py::arg("hold"))
+      .def("observe", &guard::LossStability::Observe)
+      .def("stable", &guard::LossStability::stable)
+      .def("observed", &guard::LossStability::observed)
+      .def("save", &guard::LossStability::Save)
+      .def("restore", [](guard::LossStability& self, const std::vector<double>& saved) {
+        const std::string error = self.Restore(saved);
+        if (!error.empty()) throw py::value_error(error);
+      });
   py::class_<policy::ModuleSampler>(m, "ModuleSampler")
       .def(py::init(
           [](const policy::SamplerOptions& options, const std::vector<std::pair<std::string, uint64_t>>& modules) {
@@ -578,12 +619,14 @@ void BindSampler(py::module_& m) {
              Check(self.Observe(module, {sum, sum_squares, count}));
            })
       // Of the task of this name ("" for none), whose weight is this from now on.
-      .def("end_step",
-           [](policy::ModuleSampler& self, const std::string& task, double weight) {
-             uint32_t number = 0;
-             RaiseValue(self.EnterTask(task, weight, &number));
-             return self.EndStep(number);
-           })
+      .def(
+          "end_step",
+          [](policy::ModuleSampler& self, uint32_t counted_steps, const std::string& task, double weight) {
+            uint32_t number = 0;
+            RaiseValue(self.EnterTask(task, weight, &number));
+            return self.EndStep(counted_steps, number);
+          },
+          py::arg("counted_steps") = 1, py::arg("task") = "", py::arg("weight") = 1.0)
       .def("tasks",
            [](const policy::ModuleSampler& self) {
              std::vector<std::tuple<std::string, double, uint64_t>> out;
@@ -646,6 +689,9 @@ PYBIND11_MODULE(_C, m) {
     return bytes;
   });
   m.def("format_byte_size", &FormatByteSize);
+  m.def("is_pinned", &guard::IsPinned, py::arg("name"), py::arg("kind"), py::arg("pins"));
+  m.def("pin_kind", &guard::PinKind, py::arg("name"), py::arg("kind"));
+  m.def("counted_steps", [](uint32_t micro_batches) { return guard::CountedSteps(micro_batches); });
   m.def("group_parameters", [](const std::vector<std::tuple<std::string, at::Tensor>>& parameters) {
     std::vector<ParameterShape> shapes;
     for (const auto& [name, t] : parameters) {

@@ -367,6 +367,7 @@ Run::Run(torch::nn::Module& module, optim::Optimizer& optimizer, const ManageOpt
   manager.session.chunk_bytes = options_.chunk_bytes;
   manager.executor = options_.executor;
   manager.existing_state = existing_state;
+  manager.pins = options_.pins;
   switch (options_.step) {
     case StepTime::kDeferred: manager.step = torch_client::StepMode::kDeferred; break;
     case StepTime::kInBackward: manager.step = torch_client::StepMode::kInBackward; break;
@@ -793,6 +794,9 @@ at::Tensor Managed::Step(const std::function<at::Tensor()>& closure) {
 }
 
 void Managed::Flush() { run_->Flush(); }
+void Managed::ReportLoss(double loss, uint64_t rows) {
+  if (run_->open()) run_->manager().SetLoss(loss, rows);
+}
 RunReport Managed::Report() const { return run_->Report(); }
 const SessionInfo& Managed::session() const { return run_->info(); }
 bool Managed::daemon_alive() const { return run_->open() && run_->manager().daemon_alive(); }

@@ -95,6 +95,8 @@ struct ManageOptions {
   // Mode kSampled: the draws, and kinds of modules that every round trains besides ("embedding", "head", "norm", …).
   policy::SamplerOptions sampling;
   std::vector<std::string> always;
+  // Kinds or names of modules that stay on the device as far as the budget allows.
+  std::vector<std::string> pins;
   // For tests and measurements: keep nothing on the device that need not be there; never prefetch; the seconds without a
   // byte moved after which a wait ends with an error.
   ExecutorOptions executor;
@@ -144,6 +146,8 @@ struct RunReport {
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
   double total_bytes_per_second = 0;
+  // How many rows fit (runtime/guard/batch_hint.h), as a sentence; "" before the first step.
+  std::string batch_hint;
   // Seconds since the start, bytes on the device.
   std::vector<std::pair<double, uint64_t>> timeline;
 };
@@ -165,6 +169,8 @@ class Managed {
   at::Tensor Step(const std::function<at::Tensor()>& closure);
   // Does every step that is still due.
   void Flush();
+  // Before Step(): the step's loss and the rows of its batch (0: not known), for the daemon's guards. Changes no result.
+  void ReportLoss(double loss, uint64_t rows = 0);
 
   RunReport Report() const;
   const SessionInfo& session() const;

@@ -17,6 +17,7 @@
 
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
+#include "runtime/guard/pins.h"
 #include "runtime/device/modelled_link.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/trace/modes.h"
@@ -376,7 +377,8 @@ std::string Manager::Plan(const ChunkSpace& space, const std::vector<uint32_t>& 
       p.gradient_offset = gradients;
       gradients += Align(static_cast<uint64_t>(p.tensor.numel()) * p.tensor.element_size());
     }
-    ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}};
+    module.pinned = guard::IsPinned(module.name, module.kind, options_.pins);
+    ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}, module.pinned};
     const std::pair<FacetKind, uint64_t> facets[] = {
         {FacetKind::kWeights, weights}, {FacetKind::kGradients, gradients}, {FacetKind::kOptimizer, state_bytes_[m]}};
     for (const auto& [kind, bytes] : facets) {
@@ -1306,7 +1308,7 @@ std::string Manager::AdoptState(uint32_t index, const std::vector<at::Tensor>& s
     const uint64_t before = disk_bytes_;
     const uint64_t offset = ReserveDisk(bytes);
     int unused = -1;
-    ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}};
+    ModuleDescription description{module.name, module.kind, module.parameter_count, module.samplable, {}, module.pinned};
     for (const Facet* f : {module.weights, module.gradients}) {
       if (f != nullptr) description.facets.push_back({f->id, f->kind, f->bytes});
     }
@@ -1406,6 +1408,7 @@ void Manager::OnGradient(uint32_t index) {
   const std::string error = TakeGradient(p);
   TORCH_CHECK(error.empty(), "misa: ", error);
   p.has_gradient = true;
+  ++p.gradients;
   if (options_.step != StepMode::kInBackward || !gradient_complete_) return;
   p.fresh = true;
   const Module& module = *modules_[p.module];
@@ -1500,11 +1503,26 @@ std::vector<ModuleStatistics> Manager::TakeStatistics() {
   return all;
 }
 
-void Manager::SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest) {
+uint32_t Manager::TakeMicroBatches() {
+  uint32_t most = 0;
+  for (Parameter& p : parameters_) most = std::max(most, std::exchange(p.gradients, 0));
+  return most;
+}
+
+void Manager::SetLoss(double loss, uint64_t rows) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  loss_ = loss;
+  rows_ = rows;
+}
+
+void Manager::SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest, uint32_t counted_steps,
+                          bool waits) {
   std::lock_guard<std::mutex> lock(mutex_);
   round_ = round;
   active_ = std::move(active);
   sampler_digest_ = digest;
+  counted_steps_ = counted_steps;
+  sampling_waits_ = waits;
 }
 
 void Manager::SetTask(std::string name, double weight) {
@@ -1543,6 +1561,12 @@ void Manager::OnStep(StepSummary summary) {
     report.sampler_digest = sampler_digest_;
     report.task = task_;
     report.task_weight = task_weight_;
+    report.counted_steps = counted_steps_;
+    report.sampling_waits = sampling_waits_;
+    report.loss = std::exchange(loss_, std::nullopt);
+    report.rows = rows_;
+    last_trace_ = summary.trace;
+    last_peak_bytes_ = summary.device_peak_bytes;
     // A trace that will not come back is not worth a plan; the first ones are, for want of a better.
     report.send_trace =
         summary.trace_digest != last_trace_sent_ && (summary.trace_digest == last_trace_seen_ || summary.step <= 3);
@@ -1681,12 +1705,37 @@ void Manager::DecideGradients(const policy::Trace& trace) {
   take_gradients_ = options_.executor.stress || share > (take_gradients_ ? 0.85 : 0.95);
 }
 
+guard::BatchHint Manager::HintBatch(const policy::Trace& trace, uint64_t peak_bytes, uint64_t rows) const {
+  // What the daemon keeps free by default.
+  constexpr uint64_t kReserveBytes = 16 << 20;
+  guard::BatchInput input;
+  input.budget_bytes = budget_bytes();
+  input.reserve_bytes = std::min<uint64_t>(kReserveBytes, input.budget_bytes / 32);
+  input.peak_bytes = peak_bytes;
+  input.rows = rows;
+  for (const policy::TraceEntry& entry : trace.entries) {
+    std::set<uint32_t> facets;
+    guard::BatchPosition position{0, entry.other_bytes};
+    for (const policy::Use& use : entry.uses) {
+      if (facets.insert(use.facet).second) position.managed_bytes += executor_->facet(use.facet)->bytes;
+    }
+    input.positions.push_back(position);
+  }
+  return guard::HintBatch(input);
+}
+
 RunTotals Manager::Totals() {
   RunTotals totals;
+  std::shared_ptr<const policy::Trace> trace;
+  uint64_t peak_bytes = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     totals = totals_;
+    totals.batch_rows = rows_;
+    trace = last_trace_;
+    peak_bytes = last_peak_bytes_;
   }
+  if (executor_ && trace) totals.batch = HintBatch(*trace, peak_bytes, totals.batch_rows);
   totals.counters = executor_ ? executor_->totals() : ExecutorCounters{};
   const policy::LinkRates& link = totals.link;
   if (link.load > 0 && link.unload > 0 && link.duplex_load > 0 && link.duplex_unload > 0) {

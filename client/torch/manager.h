@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "runtime/modules/grouping.h"
 #include "client/torch/managed_storage.h"
 #include "client/torch/observer.h"
+#include "runtime/guard/batch_hint.h"
 #include "runtime/policy/importance.h"
 
 namespace misa::torch_client {
@@ -39,6 +41,8 @@ struct ManagerOptions {
   StepMode step = StepMode::kDeferred;
   // The optimizers have state already: AdoptExisting for each module, then FinishAdoption, come before training.
   bool existing_state = false;
+  // Kinds or names of modules that stay on the device as far as the budget allows (guard::IsPinned).
+  std::vector<std::string> pins;
 };
 
 struct ParameterInput {
@@ -70,6 +74,8 @@ struct RunTotals {
   uint64_t weights_bytes = 0, gradients_bytes = 0, optimizer_bytes = 0;
   uint64_t parameter_count = 0;
   std::vector<std::string> notices;
+  guard::BatchHint batch;  // of the last step
+  uint64_t batch_rows = 0;
 };
 
 class Manager final : public TouchHandler, public FaultServer {
@@ -82,6 +88,7 @@ class Manager final : public TouchHandler, public FaultServer {
     c10::StorageImpl* storage = nullptr;  // as bound
     std::shared_ptr<void> accumulator;    // keeps the hook's node alive
     bool has_gradient = false;            // since the last boundary
+    uint32_t gradients = 0;               // backwards since then that reached it
     bool fresh = false;                   // since its last step, in StepMode::kInBackward
     policy::GradientStatistics statistics;
   };
@@ -89,6 +96,7 @@ class Manager final : public TouchHandler, public FaultServer {
     std::string name;
     std::string kind;
     bool samplable = false;
+    bool pinned = false;
     std::vector<uint32_t> parameters;
     uint64_t parameter_count = 0;
     Facet* weights = nullptr;
@@ -171,7 +179,14 @@ class Manager final : public TouchHandler, public FaultServer {
   void WatchGradients();
   // Statistics of this step's complete gradients, by module; taken.
   std::vector<ModuleStatistics> TakeStatistics();
-  void SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest);
+  // Backwards of this step, from the parameter that most of them reached; taken.
+  uint32_t TakeMicroBatches();
+  void SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t digest, uint32_t counted_steps = 1,
+                   bool waits = false);
+  // The loss of the step that ends next, and the rows of its batch (0: not known), for the daemon's guards.
+  void SetLoss(double loss, uint64_t rows);
+  // Before Take(): the pins of a model that was made under its budget.
+  void SetPins(std::vector<std::string> pins) { options_.pins = std::move(pins); }
   // The step that ends now belongs to this task; "" for none.
   void SetTask(std::string name, double weight);
   // Tells the daemon in which state the sampler goes on.
@@ -286,6 +301,7 @@ class Manager final : public TouchHandler, public FaultServer {
   bool GrowBudget(uint64_t smallest_bytes);
   void CheckParameters();
   void DecideGradients(const policy::Trace& trace);
+  guard::BatchHint HintBatch(const policy::Trace& trace, uint64_t peak_bytes, uint64_t rows) const;
   // The periods inside a step that were not sent yet.
   std::vector<trace::Section> NewModeTraces(const policy::Trace& step);
   void PlanSection(trace::TraceMode mode);
@@ -348,6 +364,12 @@ class Manager final : public TouchHandler, public FaultServer {
   uint64_t sampler_digest_ = 0;
   std::string task_;
   double task_weight_ = 1;
+  uint32_t counted_steps_ = 1;
+  bool sampling_waits_ = false;
+  std::optional<double> loss_;
+  uint64_t rows_ = 0;
+  std::shared_ptr<const policy::Trace> last_trace_;
+  uint64_t last_peak_bytes_ = 0;
   std::vector<ModuleStatistics> finished_statistics_;
 };
 

@@ -7,6 +7,14 @@
 namespace misa::policy {
 namespace {
 
+constexpr uint32_t kMostWindow = 10000;
+
+void Add(const GradientStatistics& from, GradientStatistics* to) {
+  to->sum += from.sum;
+  to->sum_squares += from.sum_squares;
+  to->count += from.count;
+}
+
 std::string CheckOptions(const ImportanceTracker::Options& options) {
   if (!(options.alpha > 0 && options.alpha <= 1)) {
     return "The smoothing factor alpha must be above 0 and at most 1, and is " + std::to_string(options.alpha) + ".";
@@ -15,10 +23,36 @@ std::string CheckOptions(const ImportanceTracker::Options& options) {
     return "The thresholds must be 0 <= cold <= hot <= 1, and are cold " + std::to_string(options.cold) + ", hot " +
            std::to_string(options.hot) + ".";
   }
+  if (options.window == 0 || options.window > kMostWindow) {
+    return "The window of the importance must be from 1 to " + std::to_string(kMostWindow) + " steps, and is " +
+           std::to_string(options.window) + ".";
+  }
   return "";
 }
 
 }  // namespace
+
+void PooledStatistics::Push(const GradientStatistics& statistics, uint32_t window) {
+  newer_.push_back(statistics);
+  Add(statistics, &newer_sum_);
+  while (size() > std::max(window, 1u)) {
+    if (older_.empty()) {
+      GradientStatistics sum;
+      for (; !newer_.empty(); newer_.pop_back()) {
+        Add(newer_.back(), &sum);
+        older_.push_back(sum);
+      }
+      newer_sum_ = {};
+    }
+    older_.pop_back();
+  }
+}
+
+GradientStatistics PooledStatistics::pooled() const {
+  GradientStatistics sum = newer_sum_;
+  if (!older_.empty()) Add(older_.back(), &sum);
+  return sum;
+}
 
 double Variance(const GradientStatistics& statistics) {
   if (statistics.count == 0) {
@@ -59,7 +93,8 @@ std::string ImportanceTracker::BeginStep(const std::string& task, double weight)
   task_ = 0;
   std::string error = tasks_.Enter(task, weight, &task_);
   while (of_task_.size() < tasks_.size()) {
-    of_task_.push_back({std::vector<double>(heat_.size(), 0), std::vector<bool>(heat_.size(), false)});
+    of_task_.push_back({std::vector<double>(heat_.size(), 0), std::vector<PooledStatistics>(heat_.size()),
+                        std::vector<bool>(heat_.size(), false)});
   }
   tasks_.CountStep(task_);
   return error;
@@ -77,7 +112,7 @@ double ImportanceTracker::importance(size_t module) const {
 }
 
 std::string ImportanceTracker::Observe(size_t module, const GradientStatistics& statistics) {
-  auto& [importance, observed] = of_task_[task_];
+  auto& [importance, pooled_statistics, observed] = of_task_[task_];
   if (module >= importance.size()) {
     return "There is no module " + std::to_string(module) + " among " + std::to_string(importance.size()) + ".";
   }
@@ -87,8 +122,9 @@ std::string ImportanceTracker::Observe(size_t module, const GradientStatistics& 
   if (statistics.count == 0) {
     return "";  // no gradient says nothing about importance: a frozen module keeps what it had
   }
-  const double signal =
-      options_.signal == Signal::kVariance ? Variance(statistics) : ScaledSquaredNorm(statistics);
+  pooled_statistics[module].Push(statistics, windows_[module] == 0 ? options_.window : windows_[module]);
+  const GradientStatistics pooled = pooled_statistics[module].pooled();
+  const double signal = options_.signal == Signal::kVariance ? Variance(pooled) : ScaledSquaredNorm(pooled);
   if (!std::isfinite(signal)) {
     return "The gradient statistics overflow, so they were left out.";
   }
@@ -105,9 +141,15 @@ std::string ImportanceTracker::Observe(size_t module, const GradientStatistics& 
 void ImportanceTracker::Resize(size_t modules) {
   for (OfTask& task : of_task_) {
     task.importance.resize(modules, 0);
+    task.pooled.resize(modules);
     task.observed.resize(modules, false);
   }
+  windows_.resize(modules, 0);
   heat_.resize(modules, Heat::kWarm);
+}
+
+void ImportanceTracker::SetWindow(size_t module, uint32_t window) {
+  if (module < windows_.size()) windows_[module] = std::min(window, kMostWindow);
 }
 
 std::vector<double> ImportanceTracker::Ranks() const {

@@ -1,4 +1,4 @@
-// Importance of modules from their gradient statistics: S <- alpha * G + (1 - alpha) * S.
+// Importance of modules from their gradient statistics: S <- alpha * G + (1 - alpha) * S, G of the last `window` steps.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,21 @@ std::string CheckStatistics(const GradientStatistics& statistics);
 
 enum class Signal : uint8_t { kVariance, kSquaredNorm };
 
+// Sums over the last observations. Nothing is subtracted when one leaves: what a huge value left behind by rounding would
+// outlive it by far. Two stacks instead, of which the older one holds sums to its end.
+class PooledStatistics {
+ public:
+  // At most `window` observations stay; at least 1.
+  void Push(const GradientStatistics& statistics, uint32_t window);
+  GradientStatistics pooled() const;
+  size_t size() const { return older_.size() + newer_.size(); }
+
+ private:
+  std::vector<GradientStatistics> older_;  // the oldest last: the sum of it and of all that came into this stack after it
+  std::vector<GradientStatistics> newer_;  // as they came
+  GradientStatistics newer_sum_;
+};
+
 class ImportanceTracker {
  public:
   struct Options {
@@ -32,6 +47,8 @@ class ImportanceTracker {
     Signal signal = Signal::kVariance;
     double hot = 0.75;   // rank from which a module becomes hot
     double cold = 0.35;  // rank down to which it becomes cold; between them it stays what it was
+    uint32_t window = 50;  // steps whose statistics are pooled into G; seed: 50-100
+    bool operator==(const Options&) const = default;
   };
   enum class Heat : uint8_t { kCold, kWarm, kHot };
 
@@ -46,7 +63,10 @@ class ImportanceTracker {
   // sentence, and S stays. Statistics of no elements (no gradient in this step) leave S as it is.
   std::string Observe(size_t module, const GradientStatistics& statistics);
   void Resize(size_t modules);
+  // A window of its own for one module, in place of the options'; 0: the options' again. From the next observation on.
+  void SetWindow(size_t module, uint32_t window);
 
+  const Options& options() const { return options_; }
   // S; of several tasks the weighted mean of theirs.
   double importance(size_t module) const;
   const std::vector<Task>& tasks() const { return tasks_.tasks(); }
@@ -60,6 +80,7 @@ class ImportanceTracker {
  private:
   struct OfTask {
     std::vector<double> importance;
+    std::vector<PooledStatistics> pooled;
     std::vector<bool> observed;
   };
 
@@ -67,6 +88,7 @@ class ImportanceTracker {
   TaskTable tasks_;
   std::vector<OfTask> of_task_ = std::vector<OfTask>(1);
   uint32_t task_ = 0;  // of the present step
+  std::vector<uint32_t> windows_;  // 0: the options'
   std::vector<Heat> heat_;
 };
 

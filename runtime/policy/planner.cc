@@ -208,8 +208,39 @@ void TakeUpOffers(const StepModel& model, const std::vector<Offer>& offers, Plan
 
 }  // namespace
 
+std::string WithoutPinned(const PlanInput& input, PlanInput* rest) {
+  *rest = input;
+  rest->pinned.clear();
+  std::vector<bool> pinned(input.facet_bytes.size(), false);
+  uint64_t bytes = 0;
+  for (const uint32_t facet : input.pinned) {
+    if (facet >= pinned.size()) {
+      return "Facet " + std::to_string(facet) + " is to stay on the device and is not among the " +
+             std::to_string(pinned.size()) + " there are.";
+    }
+    if (pinned[facet]) continue;
+    pinned[facet] = true;
+    bytes += input.facet_bytes[facet];
+  }
+  if (bytes > input.budget_bytes) {
+    return "The facets that are to stay on the device take " + std::to_string(bytes) + " bytes and the budget is " +
+           std::to_string(input.budget_bytes) + "; pin fewer modules, or raise the budget.";
+  }
+  rest->budget_bytes -= bytes;
+  for (TraceEntry& entry : rest->trace.entries) {
+    std::erase_if(entry.uses, [&](const Use& use) { return use.facet < pinned.size() && pinned[use.facet]; });
+  }
+  std::erase_if(rest->offers, [&](const Offer& offer) { return offer.facet < pinned.size() && pinned[offer.facet]; });
+  return "";
+}
+
 Result<Plan> MakePlan(const PlanInput& input) {
   Result<Plan> result;
+  if (!input.pinned.empty()) {
+    PlanInput rest;
+    result.error = WithoutPinned(input, &rest);
+    return result.ok() ? MakePlan(rest) : result;
+  }
   const Result<StepModel> checked = BuildStepModel(input);
   if (!checked.ok()) {
     result.error = checked.error;

@@ -46,6 +46,9 @@ struct PlanInput {
   // Fewer bytes are worth a longer search even where the step takes no longer for them.
   bool fewest_bytes = false;
   std::vector<Offer> offers;
+  // Facets that stay on the device and take their bytes all the time; the plan is one of the others. Their bytes and the
+  // rest's SmallestBudget must fit. Bounds are those of a step without pins.
+  std::vector<uint32_t> pinned;
 };
 
 struct Action {
@@ -99,6 +102,10 @@ struct Result {
 
 // Bytes the largest position needs at once: its facets and the other tensors. The smallest budget that works.
 uint64_t SmallestBudget(const PlanInput& input);
+
+// What is left to plan beside pinned facets: their uses find them there, and their bytes are nobody else's. A sentence, and
+// *rest is of no use, for a pin that there is no facet for, or pins that do not fit the budget.
+std::string WithoutPinned(const PlanInput& input, PlanInput* rest);
 
 // Chooses which facets stay between their uses (farthest next use, and prices of room: residency.h), prefetches the
 // others aggressively within that choice (schedule.h), simulates it on the trace's times and the link's rates until the

@@ -37,6 +37,15 @@ uint64_t TotalParameters(const std::vector<SamplerModule>& modules) {
   return total;
 }
 
+// Of a module and all it needs, without those that are taken already.
+uint64_t UnitParameters(const std::vector<SamplerModule>& modules, size_t module, const std::vector<bool>& taken) {
+  uint64_t count = taken[module] ? 0 : modules[module].parameter_count;
+  for (const uint32_t other : modules[module].needs) {
+    if (!taken[other]) count += modules[other].parameter_count;
+  }
+  return count;
+}
+
 uint64_t ModulesDigest(const std::vector<SamplerModule>& modules) {
   Fnv hash;
   for (const SamplerModule& module : modules) {
@@ -45,6 +54,12 @@ uint64_t ModulesDigest(const std::vector<SamplerModule>& modules) {
       hash.AddByte(static_cast<uint8_t>(c));
     }
     hash.Add64(module.parameter_count);
+    // A state saved without dependencies is one of modules without them.
+    for (const std::vector<uint32_t>* others : {&module.needs, &module.apart}) {
+      if (module.needs.empty() && module.apart.empty()) break;
+      hash.Add64(others->size());
+      for (const uint32_t other : *others) hash.Add64(other);
+    }
   }
   return hash.value();
 }
@@ -132,9 +147,25 @@ uint64_t Checksum(const std::vector<uint8_t>& bytes, size_t count) {
   return hash.value();
 }
 
+// The options' dependencies in the modules.
+std::string Tie(const std::vector<guard::Dependency>& dependencies, std::vector<SamplerModule>* modules) {
+  if (dependencies.empty()) return "";
+  std::vector<std::string> names;
+  for (const SamplerModule& module : *modules) names.push_back(module.name);
+  guard::ResolvedDependencies resolved;
+  std::string error = guard::Resolve(names, dependencies, &resolved);
+  if (!error.empty()) return error;
+  for (size_t i = 0; i < modules->size(); ++i) {
+    (*modules)[i].needs = std::move(resolved.needs[i]);
+    (*modules)[i].apart = std::move(resolved.apart[i]);
+  }
+  return "";
+}
+
 }  // namespace
 
-std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& modules) {
+std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& untied) {
+  std::vector<SamplerModule> modules = untied;
   if (!(options.delta > 0 && options.delta <= 1)) {
     return "The share delta must be above 0 and at most 1, and is " + Number(options.delta) + ".";
   }
@@ -154,7 +185,6 @@ std::string CheckSampler(const SamplerOptions& options, const std::vector<Sample
     return "There are more modules than a 32-bit index can name.";
   }
   uint64_t total = 0;
-  const SamplerModule* smallest = &modules[0];
   for (const SamplerModule& module : modules) {
     if (module.parameter_count == 0) {
       return "Module \"" + module.name + "\" has no parameters, so it cannot be sampled.";
@@ -164,16 +194,26 @@ std::string CheckSampler(const SamplerOptions& options, const std::vector<Sample
       return "The modules have more than 2^53 parameters together.";
     }
     total += module.parameter_count;
-    if (module.parameter_count < smallest->parameter_count) {
-      smallest = &module;
+  }
+  if (std::string error = Tie(options.dependencies, &modules); !error.empty()) {
+    return error;
+  }
+  const std::vector<bool> none(modules.size(), false);
+  size_t smallest = 0;
+  uint64_t least = UnitParameters(modules, 0, none);
+  for (size_t i = 1; i < modules.size(); ++i) {
+    const uint64_t count = UnitParameters(modules, i, none);
+    if (count < least) {
+      least = count;
+      smallest = i;
     }
   }
-  if (smallest->parameter_count > Allowance(options.delta, total)) {
-    const double share = static_cast<double>(smallest->parameter_count) / static_cast<double>(total);
+  if (least > Allowance(options.delta, total)) {
+    const double share = static_cast<double>(least) / static_cast<double>(total);
     return "With delta " + Number(options.delta) + " no module could ever be trained: the smallest, \"" +
-           smallest->name + "\", has a share of " + Number(share) + " (" + std::to_string(smallest->parameter_count) +
-           " of " + std::to_string(total) + " parameters); the smallest delta that works is " +
-           WorkingDelta(smallest->parameter_count, total) + ".";
+           modules[smallest].name + "\"" + (modules[smallest].needs.empty() ? "" : " with what it needs") +
+           ", has a share of " + Number(share) + " (" + std::to_string(least) + " of " + std::to_string(total) +
+           " parameters); the smallest delta that works is " + WorkingDelta(least, total) + ".";
   }
   return "";
 }
@@ -185,6 +225,7 @@ ModuleSampler::ModuleSampler(SamplerOptions options, std::vector<SamplerModule> 
       of_task_(1, OfTask(modules_.size())),
       g_(modules_.size(), 0),
       step_value_(modules_.size(), kNotObserved) {
+  Tie(options_.dependencies, &modules_);
   // Seeds that differ in one bit get unrelated keys.
   generator_[0] = Mix(options_.seed + 0x9e3779b97f4a7c15ull);
   Draw();
@@ -202,7 +243,7 @@ std::string ModuleSampler::Observe(uint32_t module, const GradientStatistics& st
   return "";
 }
 
-bool ModuleSampler::EndStep(uint32_t task) {
+bool ModuleSampler::EndStep(uint32_t counted_steps, uint32_t task) {
   OfTask& mine = of_task_[task];
   tasks_.CountStep(task);
   for (const uint32_t module : active_) {
@@ -212,7 +253,9 @@ bool ModuleSampler::EndStep(uint32_t task) {
       step_value_[module] = kNotObserved;
     }
   }
-  if (++step_in_round_ < options_.inner_steps) {
+  const uint32_t left = options_.inner_steps - step_in_round_;
+  if (std::max(counted_steps, 1u) < left) {
+    step_in_round_ += std::max(counted_steps, 1u);
     return false;
   }
   for (OfTask& each : of_task_) {
@@ -254,7 +297,12 @@ void ModuleSampler::Draw() {
   uint64_t taken = 0;
   active_.clear();
   double largest = -1;
-  for (size_t draws = 0; draws < count; ++draws) {
+  std::vector<bool> taken_modules(count, false);
+  const auto conflicts = [&](size_t module) {
+    const std::vector<uint32_t>& apart = modules_[module].apart;
+    return std::any_of(apart.begin(), apart.end(), [&](uint32_t other) { return taken_modules[other]; });
+  };
+  for (size_t left = count; left > 0;) {
     // The exponents are taken relative to the largest one still present, so that neither a large eta * G overflows nor
     // the weights of all that is left vanish once the heaviest are drawn.
     double present_largest = -1;
@@ -288,16 +336,31 @@ void ModuleSampler::Draw() {
         drawn = i;
       }
     }
-    present[drawn] = false;
-    weights[drawn] = 0;
-    if (modules_[drawn].parameter_count > allowance - taken) {
+    const auto leave = [&](size_t module) {
+      left -= present[module];
+      present[module] = false;
+      weights[module] = 0;
+    };
+    leave(drawn);
+    if (conflicts(drawn)) {
+      continue;
+    }
+    const uint64_t unit = UnitParameters(modules_, drawn, taken_modules);
+    if (unit > allowance - taken) {
       if (!active_.empty()) {
         break;
       }
       continue;
     }
-    taken += modules_[drawn].parameter_count;
-    active_.push_back(static_cast<uint32_t>(drawn));
+    taken += unit;
+    const auto take = [&](size_t module) {
+      if (taken_modules[module]) return;
+      taken_modules[module] = true;
+      leave(module);
+      active_.push_back(static_cast<uint32_t>(module));
+    };
+    take(drawn);
+    for (const uint32_t other : modules_[drawn].needs) take(other);
   }
   std::sort(active_.begin(), active_.end());
 }

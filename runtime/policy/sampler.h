@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/guard/dependencies.h"
 #include "runtime/policy/importance.h"
 #include "runtime/policy/tasks.h"
 
@@ -19,15 +20,22 @@ struct SamplerOptions {
   double alpha = 0.1;        // G <- (1 - alpha) * G + alpha * mean over the round of the scaled squared norm (beta = 1 - alpha)
   uint32_t inner_steps = 50; // T, at least 1
   uint64_t seed = 0;
+  // Between modules by name: what is drawn with what, and what never in one round.
+  std::vector<guard::Dependency> dependencies = {};
 };
 
 struct SamplerModule {
   std::string name;
   uint64_t parameter_count = 0;
+  // Of the options' dependencies, by the sampler: indices of all modules that are drawn with this one, and of all that are
+  // not drawn in a round with it, ascending.
+  std::vector<uint32_t> needs = {};
+  std::vector<uint32_t> apart = {};
 };
 
-// An empty string, or a sentence: options out of range, no modules, a module without parameters, or delta under the
-// smallest module's share (the sentence names that module, its share, and the smallest delta that works).
+// An empty string, or a sentence: options out of range, no modules, a module without parameters, dependencies that cannot be
+// (guard::Resolve), or delta under the smallest module's share, with what it needs (the sentence names that module, its
+// share, and the smallest delta that works).
 std::string CheckSampler(const SamplerOptions& options, const std::vector<SamplerModule>& modules);
 
 class ModuleSampler {
@@ -37,7 +45,8 @@ class ModuleSampler {
 
   // Indices into `modules` that are trained in this round, ascending. Never empty: modules are drawn until the next one
   // would take the share past delta, but as long as none was taken, one that is larger than delta by itself is put aside
-  // and the draw goes on among the rest.
+  // and the draw goes on among the rest. A module counts with what it needs, and one that is to be apart from what was
+  // taken is put aside as well.
   const std::vector<uint32_t>& active() const { return active_; }
   uint64_t round() const { return round_; }
   // Optimizer steps done in this round, 0 … inner_steps - 1.
@@ -58,8 +67,8 @@ class ModuleSampler {
   }
 
   // Ends an optimizer step, of this task. True when that ended the round: G is updated and the next set drawn; `active()`
-  // is then the new set.
-  bool EndStep(uint32_t task = 0);
+  // is then the new set. The step counts as so many inner steps (guard::CountedSteps), at least 1.
+  bool EndStep(uint32_t counted_steps = 1, uint32_t task = 0);
 
   // Over the whole state (generator, G, round, active set, sums): equal digests mean equal future draws.
   uint64_t Digest() const;

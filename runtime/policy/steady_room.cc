@@ -45,6 +45,8 @@ PlanInput KeepRoomSteady(PlanInput input, uint32_t window) {
 }
 
 Result<Plan> MakeSteadyPlan(const PlanInput& input) {
+  // The room between pinned facets is not theirs to be raised into.
+  if (PlanInput rest; !input.pinned.empty() && WithoutPinned(input, &rest).empty()) return MakeSteadyPlan(rest);
   Result<Plan> plain = MakePlan(input);
   const uint32_t window = SteadyWindow(input);
   if (window == 0) return plain;

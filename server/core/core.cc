@@ -33,7 +33,9 @@ bool MoveFacets(const ModuleRegistry& registry, const std::vector<ModuleRegistry
 
 policy::SamplerOptions SamplingOf(const Session& session) {
   const v1::SamplingOptions& in = session.sampling;
-  return {in.delta(), in.eta(), in.alpha(), in.inner_steps(), in.seed()};
+  policy::SamplerOptions out{in.delta(), in.eta(), in.alpha(), in.inner_steps(), in.seed()};
+  out.dependencies = DependenciesOf(in);
+  return out;
 }
 
 }  // namespace
@@ -178,10 +180,10 @@ Error Core::CheckAttach(const Session& session, const v1::AttachRequest& request
     const v1::SamplingOptions& s = request.sampling();
     // Negated, so that a value that is not a number is refused too.
     if (!(s.delta() > 0 && s.delta() <= 1) || !(s.eta() >= 0 && s.eta() <= 1e6) || !(s.alpha() > 0 && s.alpha() <= 1) ||
-        s.inner_steps() < 1) {
+        s.inner_steps() < 1 || static_cast<size_t>(s.dependencies_size()) > guard::kMostDependencies) {
       return {Code::kInvalid,
               "the sampling options are out of range: delta and alpha lie in (0, 1], eta in [0, 1000000], and "
-              "inner_steps is at least 1"};
+              "inner_steps is at least 1, with at most " + std::to_string(guard::kMostDependencies) + " dependencies"};
     }
   }
   if (least > device_.capacity_bytes()) {
@@ -264,6 +266,7 @@ void Core::BeginAttach(Session* session, const AttachCall& call, uint64_t budget
   session->job = request.job();
   session->rank = request.rank();
   session->command = request.command().substr(0, 4096);
+  BeginGuards(session);
   session->mode = request.mode();
   if (request.mode() == v1::MODE_SAMPLED) session->sampling = request.sampling();
   session->weight = request.weight() > 0 ? request.weight() : 1;
@@ -422,14 +425,11 @@ void Core::FinishRegister(Session* session) {
   }
   const size_t count = session->registry.modules().size();
   if (!session->tracker) {
-    policy::ImportanceTracker::Options options;
-    options.alpha = policy_.alpha;
-    options.hot = policy_.hot;
-    options.cold = policy_.cold;
-    session->tracker.emplace(count, options);
+    session->tracker.emplace(count, TrackerOptions(*session));
   } else {
     session->tracker->Resize(count);
   }
+  SetTracker(session);
   session->active.resize(count, session->mode == v1::MODE_EXACT);
   if (layout_changed) {
     std::erase_if(session->mode_traces, [&](trace::Section& section) {
@@ -627,13 +627,7 @@ void Core::ApplyPolicy(const PolicyOptions& policy) {
   const bool replan = policy.reserve_bytes != policy_.reserve_bytes;
   policy_ = policy;
   for (auto& [lease, session] : sessions_) {
-    if (session.tracker) {
-      policy::ImportanceTracker::Options options;
-      options.alpha = policy.alpha;
-      options.hot = policy.hot;
-      options.cold = policy.cold;
-      session.tracker->SetOptions(options);
-    }
+    if (session.tracker) SetTracker(&session);
     if (replan && session.attached() && session.has_trace) WantPlan(&session);
   }
 }

@@ -136,6 +136,18 @@ class Core {
   void FoldTrace(Session* session, const v1::Trace& trace);
   void FoldModeTrace(Session* session, const v1::ModeTrace& mode_trace);
   void FinishShrink(Session* session);
+  // Guards: core_guards.cc.
+  void BeginGuards(Session* session) const;
+  void FoldGuards(Session* session, const v1::StepReport& report);
+  void FoldLoss(Session* session, const v1::StepReport& report);
+  void JudgeModules(Session* session, bool planned_anyway);
+  bool ImportanceInForce(const Session& session) const;
+  policy::ImportanceTracker::Options TrackerOptions(const Session& session) const;
+  // The options, and the windows of single modules.
+  void SetTracker(Session* session) const;
+  size_t KeptModules(const Session& session, const policy::PlanInput& input) const;
+  std::vector<uint32_t> PinnedFacets(const Session& session, const policy::PlanInput& input) const;
+  v1::GuardStatus DescribeGuards(const Session& session) const;
   void WantPlan(Session* session);
   void WantInfluence(Session* session);
   bool LinkMoved(const Session& session) const;

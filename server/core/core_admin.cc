@@ -96,6 +96,7 @@ v1::Session Core::Describe(const Session& session) const {
       item->set_steps(task.steps);
     }
   }
+  *out.mutable_guards() = DescribeGuards(session);
   return out;
 }
 
@@ -273,13 +274,20 @@ void Core::Admin(CallId call, const v1::SetPolicyRequest& request) {
   if (request.has_alpha()) policy.alpha = request.alpha();
   if (request.has_hot()) policy.hot = request.hot();
   if (request.has_cold()) policy.cold = request.cold();
+  if (request.has_window()) policy.window = request.window();
   if (!(policy.alpha > 0 && policy.alpha <= 1) || !(policy.cold >= 0 && policy.cold < policy.hot && policy.hot <= 1)) {
     Fail(call, {Code::kInvalid, "alpha lies in (0, 1] and 0 <= cold < hot <= 1; the policy stays as it was"});
     return;
   }
+  if (const std::string sentence = policy::ImportanceTracker(0, {}).SetOptions(
+          {policy.alpha, policy.signal, policy.hot, policy.cold, policy.window});
+      !sentence.empty()) {
+    Fail(call, {Code::kInvalid, sentence + " The policy stays as it was"});
+    return;
+  }
   ApplyPolicy(policy);
   char text[128];
-  std::snprintf(text, sizeof text, "alpha %g, hot %g, cold %g", policy.alpha, policy.hot, policy.cold);
+  std::snprintf(text, sizeof text, "alpha %g, hot %g, cold %g, window %u", policy.alpha, policy.hot, policy.cold, policy.window);
   Emit("policy_changed", "", text);
   Answer(call, v1::SetPolicyResponse());
 }

@@ -191,6 +191,7 @@ void Core::FoldReport(Session* session, const v1::StepReport& report) {
   if (!report.problem().empty()) Problem(session, "trainer_problem", report.problem().substr(0, 2000));
 
   FoldStatistics(session, report);
+  FoldGuards(session, report);
   if (session->mode == v1::MODE_SAMPLED) FoldSampler(session, report);
   FinishShrink(session);
 
@@ -254,16 +255,19 @@ void Core::FoldSampler(Session* session, const v1::StepReport& report) {
   }
   session->sampler_step = report.step();
   for (const v1::ModuleStatistics& item : report.statistics()) {
+    if (report.sampling_waits()) break;
     if (item.module() >= session->sampler_index.size() || session->sampler_index[item.module()] < 0) continue;
     // A module that is not active, or a value that is not finite: the trainer's sampler refuses it in the same way.
     session->sampler->Observe(static_cast<uint32_t>(session->sampler_index[item.module()]),
                               {item.sum(), item.sum_squares(), item.count()});
   }
-  // A task that is refused has been told of already; the trainer's sampler refuses it as well.
-  uint32_t task = 0;
-  session->sampler->EnterTask(report.task(), report.task_weight(), &task);
   // The trainer's digest is taken after its own EndStep of this step.
-  session->sampler->EndStep(task);
+  if (!report.sampling_waits()) {
+    // A task that is refused has been told of already; the trainer's sampler refuses it as well.
+    uint32_t task = 0;
+    session->sampler->EnterTask(report.task(), report.task_weight(), &task);
+    session->sampler->EndStep(report.counted_steps(), task);
+  }
   if (session->sampler->Digest() == report.sampler_digest()) return;
   if (session->reports == 1 && report.round() != before && report.round() != session->sampler->round()) {
     return give_up("the trainer resumed in round " + std::to_string(report.round()));
@@ -359,6 +363,7 @@ void Core::WantPlan(Session* session) {
   effect.serial = ++session->plan_serial;
   effect.input = MakeInput(*session, session->budget_bytes);
   session->plan_link = effect.input.link;
+  effect.input.pinned = PinnedFacets(*session, effect.input);
   Do(std::move(effect));
 }
 

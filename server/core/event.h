@@ -9,7 +9,9 @@
 #include "misa/v1/admin.pb.h"
 #include "misa/v1/control.pb.h"
 #include "runtime/policy/arbiter.h"
+#include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
+#include "server/core/guard_options.h"
 #include "server/errors.h"
 
 namespace misa::server {
@@ -24,6 +26,11 @@ struct PolicyOptions {
   double hot = 0.75;
   double cold = 0.35;
   uint64_t reserve_bytes = 16ull << 20;
+  uint32_t window = 50;
+  policy::Signal signal = policy::Signal::kVariance;
+  // Hot modules and the guards' pins keep their place on the device; else plans decide by bytes and time alone.
+  bool keep_hot = false;
+  GuardOptions guards;
 
   bool operator==(const PolicyOptions&) const = default;
 };

@@ -111,4 +111,12 @@ std::vector<policy::SamplerModule> ModuleRegistry::Samplable() const {
   return samplable;
 }
 
+std::vector<guard::Dependency> DependenciesOf(const v1::SamplingOptions& sampling) {
+  std::vector<guard::Dependency> dependencies;
+  for (const v1::ModuleDependency& item : sampling.dependencies()) {
+    dependencies.push_back({item.module(), static_cast<guard::Dependency::Kind>(item.kind()), item.other()});
+  }
+  return dependencies;
+}
+
 }  // namespace misa::server

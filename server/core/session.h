@@ -14,6 +14,7 @@
 #include "runtime/policy/sampler.h"
 #include "runtime/trace/trace_file.h"
 #include "server/core/event.h"
+#include "server/core/session_guards.h"
 #include "server/errors.h"
 
 namespace misa::server {
@@ -54,6 +55,8 @@ class ModuleRegistry {
   std::vector<Facet> facets_;
   std::unordered_map<uint32_t, uint32_t> by_id_;
 };
+
+std::vector<guard::Dependency> DependenciesOf(const v1::SamplingOptions& sampling);
 
 struct Session {
   enum class State : uint8_t {
@@ -117,6 +120,7 @@ struct Session {
   std::string last_problem;
   std::vector<bool> active;  // by module
 
+  SessionGuards guards;
   std::optional<policy::ImportanceTracker> tracker;
   // A mirror of the trainer's sampler, to see the two apart. Gone once they are, or where it cannot follow.
   std::optional<policy::ModuleSampler> sampler;

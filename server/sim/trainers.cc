@@ -308,6 +308,10 @@ v1::StepReport World::Report(Trainer* trainer) {
     residency->set_facet(3 * i);
     residency->set_residency(random_.Chance(0.5) ? v1::RESIDENCY_DEVICE : v1::RESIDENCY_DISK);
   }
+  if (random_.Chance(0.8)) {
+    report.set_loss(random_.Chance(garble_rate_) ? std::numeric_limits<double>::infinity() : random_.Between(2.9, 3.1));
+  }
+  report.set_rows(random_.Below(3));
   if (!settling_ && random_.Chance(0.05)) trainer->link_share = random_.Between(0.3, 2.0);
   if (trainer->step > 2) {
     v1::LinkRates* measured = report.mutable_measured_link();

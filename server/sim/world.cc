@@ -58,6 +58,8 @@ World::World(const NodeOptions& options) : options_(options), random_(options.se
   core_options_.link.duplex_load = core_options_.link.load * random_.Between(0.5, 1.0);
   core_options_.link.duplex_unload = core_options_.link.unload * random_.Between(0.5, 1.0);
   core_options_.policy.reserve_bytes = random_.Below(3) * kChunkBytes;
+  core_options_.policy.keep_hot = random_.Chance(0.3);
+  core_options_.policy.guards.stability = {4, 0.1, 1};
   core_options_.max_sessions =
       static_cast<uint32_t>(random_.Between(uint64_t{2}, std::max<uint64_t>(6, options_.trainers)));
   // A third of the nodes have no faults: what must hold then is more.

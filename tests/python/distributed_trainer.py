@@ -36,6 +36,8 @@ def train(case: dict[str, Any], manage: Any) -> tuple[str, list[Any]]:
             optimizer.zero_grad()
             loss = loss_through(model, 100 * dist.get_rank() + step)  # every rank has rows of its own
             loss.backward()
+            if sampled:
+                run.step_loss(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             seen.append(loss.item())
@@ -50,7 +52,9 @@ def main(settings: dict[str, Any]) -> None:
     rank = settings["rank"]
     dist.init_process_group("gloo", init_method=f"file://{settings['rendezvous']}", rank=rank, world_size=2)
     options = {"delta": 0.4, "inner_steps": 2, "seed": settings.get("seeds", [3, 3])[rank]}
+    common = options
     for case in settings["cases"]:
+        options = {**common, **case.get("options", {})}
         gc.collect()
         misa.memory.reset_peak()
         before = misa.memory.live_bytes()

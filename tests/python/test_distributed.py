@@ -42,6 +42,10 @@ CASES = [
     {"mode": "exact", "step": "deferred", "views": True, "share": 0.75},
     {"mode": "exact", "step": "eager", "views": False, "share": 0.75},
     {"mode": "sampled", "step": "deferred", "views": False, "share": 0.9},
+    # Ranks have losses of their own, and have to begin sampling in the same step.
+    {"mode": "sampled", "step": "deferred", "views": False, "share": 0.9,
+     "options": {"wait_for_stable_loss": True, "stable_window": 4, "stable_tolerance": 0.5, "stable_hold": 1,
+                 "count_micro_batches": True}},
 ]
 
 

@@ -32,7 +32,7 @@ from ._optimizers import (
     state_tensors,
     step_bytes,
 )
-from ._sampling import Sampled, SamplingDriver
+from ._sampling import Sampled, SamplingDriver, StepLoss
 from ._tasks import Tasks, let_go, take_over
 from ._wrappers import refuse_sharded, unwrap_model, unwrap_optimizer, world_size
 from .emulated import Emulated, parse, with_compute
@@ -126,10 +126,12 @@ class Run:
         demand_only: bool,
         wait_seconds: float,
         tasks: Tasks,
+        pin: Sequence[str] = (),
         made: Growing | None = None,
     ) -> None:
         self.mode = mode
         self._tasks = tasks
+        self._loss = StepLoss()
         self._last_budget = budget
         self._models = list(models)
         self._optimizers = list(optimizers)
@@ -183,9 +185,11 @@ class Run:
         if mode == "sampled":
             # Made before anything is moved, so that impossible options change nothing.
             self._sampling = SamplingDriver(named, self._optimizers, sampled or Sampled())
+        _check_pins(named, pin)
         _torch_save.install()
         if made is not None:
             # The model was made under its budget: the same session goes on.
+            made.manager.set_pins(list(pin))
             made.manager.take(parameters=parameters, step=self._step_mode, existing_state=existing_state)
             self._manager = made.manager
         else:
@@ -206,6 +210,7 @@ class Run:
                 demand_only=demand_only,
                 wait_seconds=wait_seconds,
                 existing_state=existing_state,
+                pins=list(pin),
             )
         by_name = dict(named)
         self._modules = self._manager.modules()
@@ -415,8 +420,12 @@ class Run:
             self._steps += 1
             task = self._tasks.end_step()
             manager.set_task(*task)
+            told, rows = self._loss.take()
+            if told is not None:
+                manager.set_loss(told, rows)
+            micro_batches = max(1, manager.take_micro_batches())
             if self._sampling is not None:
-                self._sampling.end_step([(m, s, q, n) for m, s, q, n in stats], defer=self._defer, task=task)
+                self._sampling.end_step([(m, s, q, n) for m, s, q, n in stats], self._defer, told, micro_batches, task)
                 self._publish_sampling()
             self._members.at_boundary()
             # Parameters may have been thawed.
@@ -524,7 +533,8 @@ class Run:
 
     def _publish_sampling(self) -> None:
         assert self._sampling is not None and self._manager is not None
-        self._manager.set_sampling(self._sampling.round, self._sampling.active_modules, self._sampling.digest)
+        self._manager.set_sampling(self._sampling.round, self._sampling.active_modules, self._sampling.digest,
+                                   self._sampling.counted_steps, self._sampling.waited)
 
     def is_managing(self) -> bool:
         """The run has not ended."""
@@ -594,6 +604,14 @@ class Run:
             self._manager.resume_sampler(self._sampling.serialized())
         self._tasks.load_state(state.get("tasks", []))
         self._steps_before = int(state["steps"]) - self._steps
+
+    def step_loss(self, loss: torch.Tensor | float, rows: int = 0) -> None:
+        """Tells the guards the loss of the step that is under way, before `optimizer.step()`; of several micro-batches each
+        one's, and their mean counts. It changes no result, unless `Sampled.wait_for_stable_loss` waits for it.
+
+        `rows` of the batch, of each micro-batch where there are several: the report and misactl then hint how many would fit.
+        """
+        self._loss.add(loss, rows)
 
     def flush(self) -> None:
         """Runs every step that is still due, so that code which reads the optimizer's Python side sees all of it."""
@@ -679,6 +697,15 @@ class Run:
             "departures": totals["departures"],
             "plan_version": totals["plan_version"],
             "predicted_step_seconds": totals["predicted_step_seconds"],
+            # How many rows a batch could have: beside all that is on the device now, and at most. None: not known.
+            "batch": None if not totals["batch_known"] else {
+                "rows": totals["batch_rows"] or None,
+                "free_share": totals["batch_free_share"],
+                "most_share": totals["batch_most_share"],
+                "free_rows": totals["batch_free_rows"] if totals["batch_rows"] else None,
+                "most_rows": totals["batch_most_rows"] if totals["batch_rows"] else None,
+                "hint": totals["batch_hint"],
+            },
             "module_count": len(self.modules()),
             "parameter_count": totals["parameter_count"],
             "weights_bytes": totals["weights_bytes"],
@@ -784,6 +811,18 @@ def step_bound(report: dict[str, Any], compute_seconds: float) -> float:
     )
 
 
+def _check_pins(named: Sequence[tuple[str, torch.Tensor]], pins: Sequence[str]) -> None:
+    """Raises ValueError for a pin that no module goes by."""
+    if isinstance(pins, str):
+        raise ValueError(f"pin={pins!r} must be a list of kinds or names of modules, such as [{pins!r}]. Nothing was changed.")
+    groups = _C.group_parameters(list(named)) if pins else []
+    for pin in pins:
+        if not any(_C.is_pinned(name, kind, [pin]) for name, kind, _, _ in groups):
+            kinds = sorted({_C.pin_kind(name, kind) for name, kind, _, _ in groups} | {kind for _, kind, _, _ in groups})
+            raise ValueError(f"pin has {pin!r} in it, which is neither a module's name nor a kind; the kinds here are "
+                             f"{', '.join(kinds)}. Nothing was changed.")
+
+
 def _named_parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
     """Every parameter once, under the first of its names; the models are told apart where there are several."""
     named: dict[int, tuple[str, torch.Tensor]] = {}
@@ -825,6 +864,7 @@ def make_manager(
     demand_only: bool,
     wait_seconds: float,
     existing_state: bool = False,
+    pins: Sequence[str] = (),
 ) -> _C.Manager:
     """A session, and what manages tensors in it: these parameters, or (None) those of a model that is still to be made."""
     least, most, elastic = budget
@@ -848,6 +888,7 @@ def make_manager(
         wait_seconds=wait_seconds,
         existing_state=existing_state,
         emulated=emulated.for_daemon() if emulated is not None else None,
+        pins=list(pins),
     )
     if manager.session()["private_daemon"] and daemon == "auto":
         print("misa: no daemon runs on this node; a private one was started for this trainer.", file=sys.stderr)
@@ -866,6 +907,7 @@ def manage(
     job: str | None = None,
     sampled: Sampled | None = None,
     tasks: Mapping[str, float] | None = None,
+    pin: Sequence[str] = (),
     runtime_dir: str | None = None,
     disk: str | None = None,
     chunk_bytes: int = 0,
@@ -893,6 +935,8 @@ def manage(
         sampled: options of mode "sampled".
         tasks: names and weights of the training's tasks (`misa.task`), so that any other name is an error; default: whichever the
             loop names.
+        pin: kinds or names of modules ("embedding", "expert", "norm", …) that stay on the device as far as the budget allows;
+            without it bytes and time alone decide. See docs/guards.md.
         runtime_dir: where misad's sockets are; default $MISA_RUNTIME_DIR or /run/misa.
         disk: directory of a private daemon's disk tier; default $MISA_DISK_DIR or /var/tmp.
         chunk_bytes: chunk size of a private daemon; 0 for its default.
@@ -969,6 +1013,7 @@ def manage(
         demand_only=demand_only,
         wait_seconds=wait_seconds,
         tasks=named_tasks,
+        pin=tuple(pin) if not isinstance(pin, str) else pin,
         made=made,
     )
     _growing = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence
 
@@ -27,8 +28,17 @@ class Sampled:
         alpha: weight of a round's mean in the importance G <- (1 - alpha) G + alpha mean, in (0, 1].
         inner_steps: optimizer steps of a round (T).
         seed: of the draws.
-        always: kinds of modules that are trained in every round besides ("embedding", "head", "norm", "small", …). They do
-            not count in delta.
+        always: kinds or names of modules that are trained in every round besides ("expert", "embedding", "head", "norm", …;
+            "norm" has the small tensors that ride with their block in it). They do not count in delta.
+        needs: pairs of modules by name; the first is drawn only together with the second, and with all that that needs.
+        apart: pairs of modules by name that no round trains together.
+        wait_for_stable_loss: every module is trained until the loss that `step_loss` is told is stable; only then the first
+            round begins, and what it does not train leaves as at a round's end.
+        stable_window: losses that are looked at for that; the means of their halves are compared.
+        stable_tolerance: how far these may be apart, relative to the loss or to the way it has come.
+        stable_hold: steps in a row for which that must hold.
+        count_micro_batches: a step of n accumulated micro-batches counts as n steps of its round (up to 8), so that draws stay
+            as dense in the data as without accumulation.
     """
 
     delta: float = 0.03
@@ -37,9 +47,37 @@ class Sampled:
     inner_steps: int = 50
     seed: int = 0
     always: tuple[str, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
+    apart: tuple[tuple[str, str], ...] = ()
+    wait_for_stable_loss: bool = False
+    stable_window: int = 50
+    stable_tolerance: float = 0.05
+    stable_hold: int = 10
+    count_micro_batches: bool = False
 
     def options(self) -> _C.SamplerOptions:
-        return _C.SamplerOptions(self.delta, self.eta, self.alpha, self.inner_steps, self.seed)
+        return _C.SamplerOptions(self.delta, self.eta, self.alpha, self.inner_steps, self.seed, list(self.needs),
+                                 list(self.apart))
+
+
+class StepLoss:
+    """The loss of the step that is under way: of several micro-batches their mean."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._rows = 0
+
+    def add(self, loss: torch.Tensor | float, rows: int) -> None:
+        if rows < 0:
+            raise ValueError(f"A batch of {rows} rows makes no sense.")
+        self._losses.append(float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
+        self._rows = max(self._rows, int(rows))
+
+    def take(self) -> tuple[float | None, int]:
+        """The loss, None where none came, and the rows of the largest micro-batch; both begin anew."""
+        losses, rows = self._losses, self._rows
+        self._losses, self._rows = [], 0
+        return (sum(losses) / len(losses) if losses else None), rows
 
 
 class SamplingDriver:
@@ -62,7 +100,15 @@ class SamplingDriver:
                 "Nothing was changed."
             )
         self._sampler = self._make_sampler()
-        self._always = [i for i, (_, kind, _, _) in enumerate(self._groups) if kind in options.always]
+        self._always = [i for i, (name, kind, _, _) in enumerate(self._groups)
+                        if _C.is_pinned(name, kind, list(options.always))]
+        self._stability = self._make_stability()
+        self._waits = options.wait_for_stable_loss
+        self._waited_steps = 0
+        self._told_problem = False
+        # Of the step that ended last: as how many steps of the round it counted, and whether the sampler stood still.
+        self.counted_steps = 1
+        self.waited = False
         self._before = [(p, p.requires_grad) for parameters in self._parameters for p in parameters]
         self._trainable = {id(p) for p, required in self._before if required}
 
@@ -71,6 +117,10 @@ class SamplingDriver:
             self._options.options(),
             [(self._groups[i][0], sum(p.numel() for p in self._parameters[i])) for i in self._samplable],
         )
+
+    def _make_stability(self) -> _C.LossStability:
+        return _C.LossStability(self._options.stable_window, self._options.stable_tolerance,
+                                 self._options.stable_hold)
 
     @property
     def round(self) -> int:
@@ -83,6 +133,8 @@ class SamplingDriver:
     @property
     def active_modules(self) -> list[int]:
         """Indices of the modules this round trains, in registration order."""
+        if self._waits:
+            return list(range(len(self._groups)))
         return sorted({self._samplable[i] for i in self._sampler.active()} | set(self._always))
 
     def begin(self) -> None:
@@ -97,10 +149,14 @@ class SamplingDriver:
         return self._sampler.serialize()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state: dict[str, Any] = {
             "options": dataclasses.asdict(self._options),
             "sampler": torch.frombuffer(bytearray(self._sampler.serialize()), dtype=torch.uint8),
         }
+        if self._options.wait_for_stable_loss:
+            state["stability"] = torch.tensor(self._stability.save(), dtype=torch.float64)
+            state["waits"] = self._waits
+        return state
 
     def check_state_dict(self, state: Any) -> bytes:
         """The sampler's state in it; ValueError where it is damaged or of other modules or options."""
@@ -114,11 +170,27 @@ class SamplingDriver:
                 "changed."
             )
         self._make_sampler().restore(sampler)
+        waiting = self._options.wait_for_stable_loss
+        for name in ("wait_for_stable_loss", "count_micro_batches",
+                     *(("stable_window", "stable_tolerance", "stable_hold") if waiting else ())):
+            theirs, mine = state["options"].get(name, getattr(Sampled, name)), getattr(self._options, name)
+            if theirs != mine:
+                raise ValueError(f"The saved run had {name}={theirs}, and this one has {name}={mine}. Nothing was changed.")
+        if waiting:
+            try:
+                saved = [float(v) for v in state["stability"].tolist()]
+                bool(state["waits"])
+            except (TypeError, KeyError, AttributeError):
+                raise ValueError("The saved state has no judgement of the loss in it. Nothing was changed.") from None
+            self._make_stability().restore(saved)
         return sampler
 
     def load_state_dict(self, state: Any) -> None:
         """Raises as `check_state_dict`, with nothing changed."""
         self._sampler.restore(self.check_state_dict(state))
+        if self._options.wait_for_stable_loss:
+            self._stability.restore([float(v) for v in state["stability"].tolist()])
+            self._waits = bool(state["waits"])
         self._apply()
 
     def end(self) -> None:
@@ -134,18 +206,30 @@ class SamplingDriver:
                     parameter.requires_grad_(i in active)
 
     def end_step(self, statistics: Sequence[Statistics], defer: Callable[[int, Callable[[], None]], None],
-                 task: tuple[str, float] = ("", 1.0)) -> None:
-        """Folds the statistics of one step in, which is this task's; at the end of a round hands what has to happen to each
-        module to `defer`."""
+                 loss: float | None = None, micro_batches: int = 1, task: tuple[str, float] = ("", 1.0)) -> None:
+        """Folds one step's statistics in; at the end of a round hands what has to happen to each module to `defer`.
+
+        `loss` and `micro_batches` are the step's, for the guards that were chosen; `task` is the one that it belongs to.
+        """
         # Modules that came later have no part in the draws.
-        statistics = self._of_all_ranks([s for s in statistics if s[0] < len(self._groups)])
-        place = {module: i for i, module in enumerate(self._samplable)}
-        before = [self._samplable[i] for i in self._sampler.active()]
-        for module, total, squares, count in statistics:
-            if module in place and module in before:
-                self._sampler.observe(place[module], total, squares, count)
-        if not self._sampler.end_step(*task):
-            return
+        statistics = [s for s in statistics if s[0] < len(self._groups)]
+        statistics, loss, micro_batches = self._of_all_ranks(statistics, loss, micro_batches)
+        self.counted_steps = _C.counted_steps(micro_batches) if self._options.count_micro_batches else 1
+        self.waited = self._waits
+        if self._waits:
+            self._wait(loss)
+            if self._waits:
+                return
+            # What was trained until now ends as a round does; what the first round does not train leaves.
+            before = [i for i in range(len(self._groups)) if i not in self._always]
+        else:
+            place = {module: i for i, module in enumerate(self._samplable)}
+            before = [self._samplable[i] for i in self._sampler.active()]
+            for module, total, squares, count in statistics:
+                if module in place and module in before:
+                    self._sampler.observe(place[module], total, squares, count)
+            if not self._sampler.end_step(self.counted_steps, *task):
+                return
         after = set(self.active_modules)
         for module in before:
             # The options of this moment: a scheduler may change them before a deferred end is carried out.
@@ -158,13 +242,29 @@ class SamplingDriver:
                 for parameter in self._parameters[module]:
                     parameter.grad = None
 
-    def _of_all_ranks(self, statistics: Sequence[Statistics]) -> Sequence[Statistics]:
-        """In a distributed job the sums over all processes, so that every one draws the same sets; a digest of what has been
-        drawn so far is compared on the way."""
+    def _wait(self, loss: float | None) -> None:
+        """Looks at one more loss while sampling waits for it to be stable."""
+        self._waited_steps += 1
+        if loss is not None:
+            problem = self._stability.observe(loss)
+            if problem and not self._told_problem:
+                print(f"misa: {problem}", file=sys.stderr)
+            self._told_problem = bool(problem)
+            self._waits = not self._stability.stable()
+        elif self._waited_steps == self._options.stable_window and self._stability.observed() == 0:
+            print(f"misa: mode sampled waits for a stable loss, and none of {self._waited_steps} steps told one: call "
+                  "step_loss(loss) before optimizer.step(). Until then every module is trained.", file=sys.stderr)
+
+    def _of_all_ranks(self, statistics: Sequence[Statistics], loss: float | None,
+                      micro_batches: int) -> tuple[Sequence[Statistics], float | None, int]:
+        """In a distributed job the sums over all processes, the mean loss and the most micro-batches, so that every one draws
+        the same sets; a digest of what has been drawn so far is compared on the way."""
         ranks = world_size()
         if ranks == 1:
-            return statistics
-        mine = torch.zeros(len(self._groups) + 1, 3, dtype=torch.float64)
+            return statistics, loss, micro_batches
+        mine = torch.zeros(len(self._groups) + 2, 3, dtype=torch.float64)
+        mine[-2] = torch.tensor([0.0 if loss is None else loss, float(loss is not None), float(micro_batches)],
+                                dtype=torch.float64)
         for module, total, squares, count in statistics:
             mine[module] = torch.tensor([total, squares, float(count)], dtype=torch.float64)
         # 32 bits at a time: a double holds them exactly.
@@ -183,7 +283,11 @@ class SamplingDriver:
         total = theirs[0][:-1].clone()
         for one in theirs[1:]:
             total += one[:-1]
-        return [(module, float(s), float(q), int(n)) for module, (s, q, n) in enumerate(total.tolist()) if n]
+        told = float(total[-1, 1])
+        loss = float(total[-1, 0]) / told if told else None
+        micro_batches = max(int(one[-2, 2]) for one in theirs)
+        return ([(module, float(s), float(q), int(n)) for module, (s, q, n) in enumerate(total[:-1].tolist()) if n],
+                loss, micro_batches)
 
     def _momentum_options(self, module: int) -> list[tuple[Optimizer, torch.Tensor, float, float, float]]:
         """(optimizer, parameter, lr, beta1, eps) of the module's parameters; beta1 and eps are 0 where there are none."""
@@ -231,14 +335,25 @@ class SampledReference:
         inner_steps: int = 50,
         seed: int = 0,
         always: tuple[str, ...] = (),
+        needs: tuple[tuple[str, str], ...] = (),
+        apart: tuple[tuple[str, str], ...] = (),
+        wait_for_stable_loss: bool = False,
+        stable_window: int = 50,
+        stable_tolerance: float = 0.05,
+        stable_hold: int = 10,
+        count_micro_batches: bool = False,
         tasks: Mapping[str, float] | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._tasks = Tasks(tasks)
         named = list(model.named_parameters())
-        self._driver = SamplingDriver(named, [optimizer], Sampled(delta, eta, alpha, inner_steps, seed, always))
+        sampled = Sampled(delta, eta, alpha, inner_steps, seed, always, needs, apart, wait_for_stable_loss, stable_window,
+                          stable_tolerance, stable_hold, count_micro_batches)
+        self._driver = SamplingDriver(named, [optimizer], sampled)
         self._handles: list[Any] = []
         self._statistics: dict[int, tuple[float, float, int]] = {}
+        self._gradients: dict[int, int] = {}
+        self._loss = StepLoss()
 
     def __enter__(self) -> SampledReference:
         # Taken when a gradient is complete, as a managed run does: before clipping and the like.
@@ -262,6 +377,10 @@ class SampledReference:
     def active_modules(self) -> list[int]:
         return self._driver.active_modules
 
+    def step_loss(self, loss: torch.Tensor | float, rows: int = 0) -> None:
+        """As `Run.step_loss`."""
+        self._loss.add(loss, rows)
+
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state, for a resume."""
         return self._driver.state_dict()
@@ -273,6 +392,7 @@ class SampledReference:
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._statistics[id(parameter)] = _C.gradient_statistics(parameter.grad)
+        self._gradients[id(parameter)] = self._gradients.get(id(parameter), 0) + 1
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         statistics: list[Statistics] = []
@@ -283,4 +403,7 @@ class SampledReference:
                 total, squares, count = total + s, squares + q, count + n
             if count:
                 statistics.append((module, total, squares, count))
-        self._driver.end_step(statistics, defer=lambda _, action: action(), task=self._tasks.end_step())
+        micro_batches = max(self._gradients.values(), default=1)
+        self._gradients.clear()
+        loss, _ = self._loss.take()
+        self._driver.end_step(statistics, lambda _, action: action(), loss, micro_batches, self._tasks.end_step())

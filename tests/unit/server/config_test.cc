@@ -36,7 +36,10 @@ disk: {directory: /tmp/d, capacity: 40%, calibrate: false}
 link: {load_bytes_per_second: 2GB, unload_bytes_per_second: 1.5e9, duplex_load_bytes_per_second: 1000000, duplex_unload_bytes_per_second: 1GB}
 metrics: {listen: "0.0.0.0:0", allow_remote: true, module_series_limit: 10}
 events: {file: /tmp/e, memory: 5}
-policy: {alpha: 0.5, hot: 0.8, cold: 0.2, reserve: 1MiB}
+policy: {alpha: 0.5, hot: 0.8, cold: 0.2, reserve: 1MiB, window: 20, signal: squared_norm, residency: importance}
+guards: {wait_for_stable_loss: false, stable_window: 40, stable_tolerance: 0.1, stable_hold: 5, watch_swings: false,
+         swing_window: 60, swing_correlation: 0.6, swing_amplitude: 0.02, swing_alpha_factor: 2, swing_hot_step: 0.1,
+         swing_levels: 2, swing_calm_steps: 50, pins: [head], sparse_attention: []}
 limits: {sessions: 3, queue: 99}
 )",
                           "misad.yaml", &config),
@@ -52,6 +55,20 @@ limits: {sessions: 3, queue: 99}
   EXPECT_EQ(config.metrics.module_series_limit, 10u);
   EXPECT_EQ(config.events.memory, 5u);
   EXPECT_EQ(config.policy.alpha, 0.5);
+  EXPECT_EQ(config.policy.window, 20u);
+  EXPECT_EQ(config.policy.signal, policy::Signal::kSquaredNorm);
+  EXPECT_TRUE(config.policy.keep_hot);
+  const GuardOptions& guards = config.policy.guards;
+  EXPECT_FALSE(guards.wait_for_stable_loss);
+  EXPECT_EQ(guards.stability, (guard::StabilityOptions{40, 0.1, 5}));
+  EXPECT_FALSE(guards.watch_swings);
+  EXPECT_EQ(guards.swings, (guard::SwingOptions{60, 0.6, 0.02}));
+  EXPECT_EQ(guards.response.alpha_factor, 2);
+  EXPECT_EQ(guards.response.hot_step, 0.1);
+  EXPECT_EQ(guards.response.most_levels, 2u);
+  EXPECT_EQ(guards.response.calm_steps, 50u);
+  EXPECT_THAT(guards.pins, ElementsAre("head"));
+  EXPECT_THAT(guards.sparse_attention, IsEmpty());
   EXPECT_EQ(config.limits.queue, 99u);
 }
 
@@ -73,6 +90,13 @@ TEST(Config, NamesThePlaceAndWhatIsAllowed) {
   EXPECT_THAT(Errors("policy: {hot: 0.2, cold: 0.4}"), ElementsAre(HasSubstr("policy.cold must be below policy.hot")));
   EXPECT_THAT(Errors("metrics: {listen: \"0.0.0.0:9465\"}"),
               ElementsAre(HasSubstr("misad.yaml:1:19: metrics.listen is 0.0.0.0:9465, which other machines can reach")));
+  EXPECT_THAT(Errors("policy: {signal: norm}"), ElementsAre(HasSubstr("policy.signal must be variance or squared_norm")));
+  EXPECT_THAT(Errors("policy: {window: 0}"), ElementsAre(HasSubstr("policy.window must be a whole number from 1 to 10000")));
+  EXPECT_THAT(Errors("policy: {residency: lru}"), ElementsAre(HasSubstr("must be plan or importance")));
+  EXPECT_THAT(Errors("guards: {pins: embedding}"), ElementsAre(HasSubstr("guards.pins must be a list")));
+  EXPECT_THAT(Errors("guards: {stable_tolerance: 0}"), ElementsAre(HasSubstr("above 0")));
+  EXPECT_THAT(Errors("guards: {swing_correlation: 1}"), ElementsAre(HasSubstr("below 1")));
+  EXPECT_THAT(Errors("guards: {swings: 1}"), ElementsAre(HasSubstr("the key guards.swings is unknown")));
   EXPECT_THAT(Errors("metrics: {listen: nowhere}"), ElementsAre(HasSubstr("must be HOST:PORT")));
   EXPECT_THAT(Errors("link: {load_bytes_per_second: 0}"), ElementsAre(HasSubstr("above 0")));
   EXPECT_THAT(Errors("events: {memory: 1, memory: 2}"), ElementsAre(HasSubstr("is given twice")));

@@ -386,7 +386,7 @@ TEST_F(CoreTrainTest, FollowsTasksWithTheirWeights) {
       report.set_task_weight(step % 2 == 0 ? 3 : 1);
       ASSERT_EQ(sampler.EnterTask(report.task(), report.task_weight(), &task), "");
     }
-    sampler.EndStep(task);
+    sampler.EndStep(1, task);
     report.set_sampler_digest(sampler.Digest());
     Report(report);
     ASSERT_EQ(h_.CountEvents("sampler_mismatch"), 0) << step;

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError:  # the other name of the same package
@@ -32,6 +34,10 @@ class MisaCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any,
                            batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self.run is not None and self.run.is_managing() and isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            # The batch's optimizer step has ended: the guards hear of its loss with the next one.
+            self.run.step_loss(loss)
         if self._figures is None or (trainer.global_step + 1) % max(1, trainer.log_every_n_steps):
             return
         figures = self._figures.take()

@@ -55,6 +55,8 @@ class MisaCallback(TrainerCallback):
                logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or self._figures is None or self.run is None or self.run._manager is None or "loss" not in logs:
             return
+        # The mean of the steps since the last log: what of the loss the Trainer tells.
+        self.run.step_loss(logs["loss"], args.per_device_train_batch_size)
         figures = self._figures.take()
         logs.update(figures)
         if state.log_history:

@@ -252,6 +252,30 @@ TEST(TextTest, SessionsShowProblemsBelowTheTable) {
   EXPECT_THAT(text, HasSubstr("session s1: disk full?[2J\n"));
 }
 
+TEST(TextTest, SessionsSayWhatTheirGuardsKnow) {
+  v1::ListSessionsResponse sessions;
+  v1::Session* session = sessions.add_sessions();
+  session->set_session("s1");
+  EXPECT_THAT(SessionsText(sessions, false), Not(HasSubstr("session s1:"))) << "nothing was told";
+  v1::GuardStatus* guards = session->mutable_guards();
+  guards->set_loss(2.5);
+  guards->set_swing_level(1);
+  guards->set_swing_period_steps(12);
+  guards->set_alpha(0.375);
+  guards->set_hot(0.8);
+  guards->set_kept_modules(3);
+  guards->set_kept_bytes(uint64_t{3} << 20);
+  guards->set_rows(16);
+  guards->set_most_share(2.5);
+  guards->set_free_rows(20);
+  guards->set_most_rows(40);
+  const std::string text = SessionsText(sessions, false);
+  EXPECT_THAT(text, HasSubstr("session s1: loss 2.5, not stable yet; it swings with a period of 12 steps: alpha is raised to "
+                              "0.375, hot to 0.8\n"));
+  EXPECT_THAT(text, HasSubstr("session s1: 3 modules of 3MiB keep their place on the device\n"));
+  EXPECT_THAT(text, HasSubstr("session s1: a batch has 16 rows; 20 fit into the memory that is free, 40 at most\n"));
+}
+
 TEST(TextTest, NodeNamesOrphans) {
   v1::GetNodeResponse node;
   node.set_orphaned_bytes(4096);

@@ -26,7 +26,7 @@ TEST(GradientStatistics, VarianceAndScaledNorm) {
 }
 
 TEST(ImportanceTracker, SmoothsFromTheFirstObservationOn) {
-  ImportanceTracker tracker(2, {.alpha = 0.25, .signal = Signal::kSquaredNorm});
+  ImportanceTracker tracker(2, {.alpha = 0.25, .signal = Signal::kSquaredNorm, .window = 1});
   EXPECT_EQ(tracker.Observe(0, OfNorm(8)), "");
   EXPECT_DOUBLE_EQ(tracker.importance(0), 8);
   EXPECT_EQ(tracker.Observe(0, OfNorm(4)), "");
@@ -58,7 +58,7 @@ TEST(ImportanceTracker, RefusesWhatIsNotFinite) {
 }
 
 TEST(ImportanceTracker, EachTaskHasItsOwnAndTheWholeIsTheirWeightedMean) {
-  ImportanceTracker tracker(2, {.alpha = 0.5, .signal = Signal::kSquaredNorm});
+  ImportanceTracker tracker(2, {.alpha = 0.5, .signal = Signal::kSquaredNorm, .window = 1});
   EXPECT_EQ(tracker.BeginStep("a", 3), "");
   tracker.Observe(0, OfNorm(8));
   EXPECT_EQ(tracker.importance(0), 8) << "alone it is the whole";
@@ -90,7 +90,7 @@ TEST(ImportanceTracker, RanksWithTies) {
 }
 
 TEST(ImportanceTracker, HeatHasHysteresis) {
-  ImportanceTracker tracker(3, {.alpha = 1, .signal = Signal::kSquaredNorm});
+  ImportanceTracker tracker(3, {.alpha = 1, .signal = Signal::kSquaredNorm, .window = 1});
   EXPECT_THAT(tracker.UpdateHeat(), ElementsAre(Heat::kWarm, Heat::kWarm, Heat::kWarm));
   const auto observe = [&](double a, double b, double c) {
     tracker.Observe(0, OfNorm(a));
@@ -104,17 +104,57 @@ TEST(ImportanceTracker, HeatHasHysteresis) {
 }
 
 TEST(ImportanceTracker, RefusesImpossibleOptionsAndKeepsTheOld) {
-  ImportanceTracker tracker(1, {.alpha = 0.5, .signal = Signal::kSquaredNorm});
+  ImportanceTracker tracker(1, {.alpha = 0.5, .signal = Signal::kSquaredNorm, .window = 1});
   EXPECT_THAT(tracker.SetOptions({.alpha = 0}), HasSubstr("alpha"));
   EXPECT_THAT(tracker.SetOptions({.alpha = std::nan("")}), HasSubstr("alpha"));
   EXPECT_THAT(tracker.SetOptions({.hot = 0.2, .cold = 0.3}), HasSubstr("cold"));
   EXPECT_THAT(tracker.SetOptions({.hot = 1.2}), HasSubstr("hot"));
+  EXPECT_THAT(tracker.SetOptions({.window = 0}), HasSubstr("window"));
+  EXPECT_THAT(tracker.SetOptions({.window = 10001}), HasSubstr("from 1 to 10000"));
   tracker.Observe(0, OfNorm(4));
   tracker.Observe(0, OfNorm(8));
   EXPECT_DOUBLE_EQ(tracker.importance(0), 6);
-  EXPECT_EQ(tracker.SetOptions({.alpha = 1, .signal = Signal::kSquaredNorm}), "");
+  EXPECT_EQ(tracker.SetOptions({.alpha = 1, .signal = Signal::kSquaredNorm, .window = 1}), "");
   tracker.Observe(0, OfNorm(8));
   EXPECT_DOUBLE_EQ(tracker.importance(0), 8);
+}
+
+TEST(ImportanceTracker, PoolsTheStatisticsOfItsWindow) {
+  ImportanceTracker tracker(2, {.alpha = 1, .signal = Signal::kSquaredNorm, .window = 3});
+  tracker.SetWindow(1, 2);
+  const double values[] = {9, 3, 6, 0, 12};
+  const double pooled[] = {9, 6, 6, 3, 6};    // of the last three
+  const double shorter[] = {9, 6, 4.5, 3, 6};  // of the last two
+  for (size_t i = 0; i < 5; ++i) {
+    tracker.Observe(0, OfNorm(values[i]));
+    tracker.Observe(1, OfNorm(values[i]));
+    EXPECT_DOUBLE_EQ(tracker.importance(0), pooled[i]) << i;
+    EXPECT_DOUBLE_EQ(tracker.importance(1), shorter[i]) << i;
+  }
+  tracker.Observe(0, {});
+  EXPECT_DOUBLE_EQ(tracker.importance(0), 6) << "a step without a gradient takes no place in it";
+}
+
+TEST(ImportanceTracker, TheVarianceOfAWindowHasTheStepsMeansInIt) {
+  ImportanceTracker tracker(1, {.alpha = 1, .window = 2});
+  tracker.Observe(0, {4, 4, 4});  // four times 1
+  EXPECT_DOUBLE_EQ(tracker.importance(0), 0);
+  tracker.Observe(0, {-4, 4, 4});  // four times -1
+  EXPECT_DOUBLE_EQ(tracker.importance(0), 1);
+}
+
+TEST(PooledStatistics, AHugeValueLeavesNothingBehind) {
+  PooledStatistics pool;
+  pool.Push({1e200, 1e300, 1}, 4);
+  for (int i = 0; i < 100; ++i) {
+    pool.Push({1, 2, 3}, 4);
+    ASSERT_LE(pool.size(), 4u);
+  }
+  EXPECT_EQ(pool.pooled().sum, 4);
+  EXPECT_EQ(pool.pooled().sum_squares, 8);
+  EXPECT_EQ(pool.pooled().count, 12u);
+  pool.Push({1, 2, 3}, 1);
+  EXPECT_EQ(pool.pooled().count, 3u) << "a shorter window from here on";
 }
 
 TEST(ImportanceTracker, Resizes) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -52,6 +53,35 @@ TEST(PlannerInput, PlansWithTheSmallestBudgetAndRefusesOneByteLess) {
   ExpectRefused(input,
                 "Position 0 needs 165 bytes at once (150 of facets, 10 of other tensors, 5 of reserve) and the budget is "
                 "164; the smallest budget that works is 165 bytes.");
+}
+
+TEST(PlannerInput, PinnedFacetsStayAndAreNotPlanned) {
+  PlanInput input = Good();
+  input.budget_bytes = 190;
+  const Result<Plan> free = MakePlan(input);
+  ASSERT_EQ(free.error, "");
+  const auto moves = [](const Plan& plan, uint32_t facet) {
+    return std::any_of(plan.actions.begin(), plan.actions.end(), [&](const Action& a) { return a.facet == facet; });
+  };
+  ASSERT_TRUE(moves(free.value, 0) || moves(free.value, 1)) << "something has to go: 220 and other tensors do not fit";
+  input.pinned = {1, 1};
+  const Result<Plan> pinned = MakePlan(input);
+  ASSERT_EQ(pinned.error, "");
+  EXPECT_FALSE(moves(pinned.value, 1));
+  EXPECT_TRUE(moves(pinned.value, 0));
+  input.pinned = {0, 1, 2};
+  input.budget_bytes = 300;
+  const Result<Plan> all = MakePlan(input);
+  ASSERT_EQ(all.error, "");
+  EXPECT_TRUE(all.value.actions.empty());
+}
+
+TEST(PlannerInput, RefusesPinsThatCannotBe) {
+  PlanInput input = Good();
+  input.pinned = {3};
+  EXPECT_THAT(MakePlan(input).error, HasSubstr("Facet 3 is to stay on the device"));
+  input.pinned = {0, 1, 2};
+  EXPECT_THAT(MakePlan(input).error, HasSubstr("take 220 bytes and the budget is 200"));
 }
 
 TEST(PlannerInput, RefusesTimesThatAreNone) {

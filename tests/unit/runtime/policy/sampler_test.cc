@@ -247,6 +247,33 @@ TEST(ModuleSampler, DrawsTheSameOnEveryMachine) {
   EXPECT_THAT(drawn, ElementsAre(1, 6, 9, 19, 2, 3, 7, 19, 3, 6, 7, 19, 6, 7, 11, 19));
 }
 
+TEST(ModuleSampler, AStepMayCountAsSeveral) {
+  const SamplerOptions options{.delta = 0.5, .inner_steps = 10};
+  const std::vector<SamplerModule> modules = {{"a", 10}, {"b", 10}};
+  ModuleSampler sampler(options, modules);
+  EXPECT_FALSE(sampler.EndStep(4));
+  EXPECT_EQ(sampler.step_in_round(), 4u);
+  EXPECT_FALSE(sampler.EndStep(0)) << "at least one";
+  EXPECT_EQ(sampler.step_in_round(), 5u);
+  EXPECT_TRUE(sampler.EndStep(std::numeric_limits<uint32_t>::max())) << "the rest of the round at most";
+  EXPECT_EQ(sampler.round(), 1u);
+  EXPECT_EQ(sampler.step_in_round(), 0u);
+}
+
+TEST(ModuleSampler, StateOfOtherDependenciesIsRefused) {
+  const std::vector<SamplerModule> modules = {{"a", 10}, {"b", 10}, {"c", 10}};
+  const SamplerOptions options{.delta = 0.7};
+  SamplerOptions tied = options;
+  tied.dependencies = {{"a", guard::Dependency::kNeeds, "b"}};
+  ASSERT_EQ(CheckSampler(tied, modules), "");
+  ModuleSampler without(options, modules);
+  ModuleSampler with(tied, modules);
+  EXPECT_THAT(with.Restore(without.Serialize()), HasSubstr("other modules"));
+  EXPECT_EQ(with.Restore(ModuleSampler(tied, modules).Serialize()), "");
+  tied.dependencies = {{"a", guard::Dependency::kNeeds, "d"}};
+  EXPECT_THAT(CheckSampler(tied, modules), HasSubstr("the module \"d\", and there is none"));
+}
+
 TEST(ModuleSampler, ResumesExactlyAnywhereInARound) {
   const SamplerOptions options{.delta = 0.3, .eta = 2, .inner_steps = 5, .seed = 11};
   for (uint64_t at = 0; at < 12; ++at) {
@@ -280,7 +307,7 @@ bool TaskStep(ModuleSampler* sampler, uint64_t time) {
   }
   uint32_t task = 0;
   EXPECT_EQ(sampler->EnterTask(odd ? "odd" : "even", odd ? 3 : 1, &task), "");
-  return sampler->EndStep(task);
+  return sampler->EndStep(1, task);
 }
 
 TEST(ModuleSampler, EachTaskHasItsOwnImportanceAndDrawsTakeTheWeightedMean) {
@@ -291,7 +318,7 @@ TEST(ModuleSampler, EachTaskHasItsOwnImportanceAndDrawsTakeTheWeightedMean) {
   const auto step = [&](uint32_t task, double first, double second) {
     EXPECT_EQ(sampler.Observe(0, OfNorm(first)), "");
     EXPECT_EQ(sampler.Observe(1, OfNorm(second)), "");
-    return sampler.EndStep(task);
+    return sampler.EndStep(1, task);
   };
   step(a, 8, 0);
   EXPECT_TRUE(step(b, 0, 4));
@@ -319,7 +346,7 @@ TEST(ModuleSampler, TheWeightDecidesWhatIsDrawn) {
       uint32_t task = 0;
       EXPECT_EQ(sampler.EnterTask(i % 2 == 0 ? "a" : "b", i % 2 == 0 ? weight_of_a : 1, &task), "");
       EXPECT_EQ(sampler.Observe(module, OfNorm((i % 2 == 0) == (module == 0) ? 1 : 0)), "");
-      sampler.EndStep(task);
+      sampler.EndStep(1, task);
     }
     return static_cast<double>(first) / kSteps;
   };
