@@ -651,6 +651,7 @@ RunReport Run::MakeReport() const {
   report.gradients_bytes = totals.gradients_bytes;
   report.optimizer_bytes = totals.optimizer_bytes;
   report.notices = totals.notices;
+  report.batch_hint = totals.batch.sentence;
   report.step_seconds = totals.step_seconds;
   report.stall_seconds = totals.stall_seconds;
   report.device_kind = info_.device_kind;

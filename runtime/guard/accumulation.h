@@ -7,8 +7,8 @@
 
 namespace misa::guard {
 
-// However many micro-batches there are, a round keeps an eighth of its optimizer steps: an optimizer's moments, which begin
-// anew with a module's round, need some.
+// However many micro-batches there are, a round keeps an eighth of its optimizer steps: an optimizer's moments, which
+// begin anew with a module's round, need some.
 inline constexpr uint32_t kMostCountedSteps = 8;
 
 // As how many inner steps of a round an optimizer step of so many micro-batches counts (ModuleSampler::EndStep).

@@ -5,9 +5,9 @@
 //   most share  = the least of (budget - reserve - managed bytes at once) / other bytes, over all positions of the step
 //   rows        = share * rows now, rounded down
 //
-// The free share is what fits beside everything that is on the device today, so that no more moves; the most is what fits at
-// all, with modules coming and going as they must. Other tensors have a part that does not grow with the rows, so that a
-// share above 1 errs on the safe side; below 1 shrink a little further.
+// The free share is what fits beside everything that is on the device today, so that no more moves; the most is what
+// fits at all, with modules coming and going as they must. Other tensors have a part that does not grow with the rows,
+// so that a share above 1 errs on the safe side; below 1 shrink a little further.
 #pragma once
 
 #include <cstdint>

@@ -73,11 +73,10 @@ std::string Resolve(const std::vector<std::string>& modules, const std::vector<D
     for (const uint32_t a : units_with[one]) {
       for (const uint32_t b : units_with[other]) {
         if (a == b) {
-          std::string with = a == one ? "needs " + Quoted(modules[other]) + " and must be apart from it"
-                             : a == other
-                                 ? "needs " + Quoted(modules[one]) + " and must be apart from it"
-                                 : "needs both " + Quoted(modules[one]) + " and " + Quoted(modules[other]) +
-                                       ", which must be apart";
+          std::string with = a == one     ? "needs " + Quoted(modules[other]) + " and must be apart from it"
+                             : a == other ? "needs " + Quoted(modules[one]) + " and must be apart from it"
+                                          : "needs both " + Quoted(modules[one]) + " and " + Quoted(modules[other]) +
+                                                ", which must be apart";
           return "The dependencies contradict each other: the module " + Quoted(modules[a]) + " " + std::move(with) +
                  ", so it could never be trained" + kept;
         }

@@ -27,8 +27,8 @@ struct ResolvedDependencies {
   std::vector<std::vector<uint32_t>> apart;  // nor with anything that needs one it is apart from; mutual
 };
 
-// A sentence, and *resolved as it was, for a name that is not among `modules`, a module that is declared against itself, a
-// module that would need two that are apart, or more than kMostDependencies.
+// A sentence, and *resolved as it was, for a name that is not among `modules`, a module that is declared against
+// itself, a module that would need two that are apart, or more than kMostDependencies.
 std::string Resolve(const std::vector<std::string>& modules, const std::vector<Dependency>& dependencies,
                     ResolvedDependencies* resolved);
 

@@ -11,7 +11,8 @@ double Rank(const KeepCandidate& candidate) { return std::isfinite(candidate.ran
 
 }  // namespace
 
-std::vector<uint32_t> KeepOrder(const std::vector<KeepCandidate>& candidates, const ResolvedDependencies& dependencies) {
+std::vector<uint32_t> KeepOrder(const std::vector<KeepCandidate>& candidates,
+                                const ResolvedDependencies& dependencies) {
   std::vector<uint32_t> wanted;
   for (uint32_t i = 0; i < candidates.size(); ++i) {
     if (candidates[i].critical || candidates[i].hot) wanted.push_back(i);

@@ -21,8 +21,8 @@ std::string CheckStability(const StabilityOptions& options) {
            std::to_string(options.window) + ".";
   }
   if (!(options.tolerance > 0) || !std::isfinite(options.tolerance)) {
-    return "The tolerance of a stable loss must be a finite number above 0, and is " + std::to_string(options.tolerance) +
-           ".";
+    return "The tolerance of a stable loss must be a finite number above 0, and is " +
+           std::to_string(options.tolerance) + ".";
   }
   if (options.hold == 0) return "A loss is stable after at least 1 judgement, and hold is 0.";
   return "";
@@ -58,8 +58,8 @@ std::string LossStability::Observe(double loss) {
 }
 
 std::vector<double> LossStability::Save() const {
-  std::vector<double> saved = {lowest_, highest_, static_cast<double>(observed_), static_cast<double>(held_), change_,
-                               stable_ ? 1.0 : 0.0};
+  std::vector<double> saved = {lowest_, highest_,           static_cast<double>(observed_), static_cast<double>(held_),
+                               change_, stable_ ? 1.0 : 0.0};
   saved.insert(saved.end(), losses_.begin(), losses_.end());
   return saved;
 }
@@ -68,7 +68,8 @@ std::string LossStability::Restore(const std::vector<double>& saved) {
   const bool finite = std::all_of(saved.begin(), saved.end(), [](double v) { return std::isfinite(v); });
   const double most = std::numeric_limits<uint32_t>::max();
   if (!finite || saved.size() < kSavedFields || saved.size() - kSavedFields > options_.window || saved[2] < 0 ||
-      saved[2] > most || saved[3] < 0 || saved[3] > most || saved[2] < static_cast<double>(saved.size() - kSavedFields)) {
+      saved[2] > most || saved[3] < 0 || saved[3] > most ||
+      saved[2] < static_cast<double>(saved.size() - kSavedFields)) {
     return "The saved judgement of the loss is damaged, or was made with another window.";
   }
   lowest_ = saved[0];

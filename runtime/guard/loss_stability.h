@@ -1,5 +1,5 @@
-// Has the loss settled? Importance from the first steps of a training says how far modules are from where they begin, not
-// what they are worth; what is decided by it waits until the loss no longer moves.
+// Has the loss settled? Importance from the first steps of a training says how far modules are from where they begin,
+// not what they are worth; what is decided by it waits until the loss no longer moves.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ struct StabilityOptions {
 // "" or a sentence for options that are impossible.
 std::string CheckStability(const StabilityOptions& options);
 
-// Stable: the mean of the newer half of the last `window` losses is within `tolerance` of the older half's, relative to the
-// larger of that mean and the way the loss has come (highest less lowest, so that a loss that goes to 0 settles as well),
-// for `hold` losses in a row. Once stable it stays so: a later change of the data is no early training.
+// Stable: the mean of the newer half of the last `window` losses is within `tolerance` of the older half's, relative to
+// the larger of that mean and the way the loss has come (highest less lowest, so that a loss that goes to 0 settles as
+// well), for `hold` losses in a row. Once stable it stays so: a later change of the data is no early training.
 class LossStability {
  public:
   // Impossible options are left out in favour of the defaults; ask CheckStability for the sentence.

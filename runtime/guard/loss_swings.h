@@ -25,9 +25,9 @@ struct Swing {
 // "" or a sentence for options that are impossible.
 std::string CheckSwings(const SwingOptions& options);
 
-// The period of the losses, if they have one. The straight trend is taken out; then the autocorrelation must first go below
-// 0, peak at the period with at least `correlation`, and still have half of that at twice the period. One bad step, or two,
-// has no such second peak, and a loss that merely falls, however bent, has not the first.
+// The period of the losses, if they have one. The straight trend is taken out; then the autocorrelation must first go
+// below 0, peak at the period with at least `correlation`, and still have half of that at twice the period. One bad
+// step, or two, has no such second peak, and a loss that merely falls, however bent, has not the first.
 Swing FindSwing(const std::vector<double>& losses, const SwingOptions& options);
 
 struct Thresholds {

@@ -1,5 +1,5 @@
-// Modules that importance does not judge: an expert's gradients say how often it was routed to of late, an embedding's and a
-// norm's say little beside a matrix's, and all of them are needed at every step, or without warning.
+// Modules that importance does not judge: an expert's gradients say how often it was routed to of late, an embedding's
+// and a norm's say little beside a matrix's, and all of them are needed at every step, or without warning.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@ namespace misa::guard {
 
 // A matrix of one of a layer's experts, by its parameters' name ("…experts.3.w1", "…expert_0.fc2").
 bool IsExpert(const std::string& name);
-// What pins go by: "expert", else the module's kind ("embedding", "norm", "head", "attention.query", …); small tensors that
-// ride with their block, which norms and biases do, are "norm" too.
+// What pins go by: "expert", else the module's kind ("embedding", "norm", "head", "attention.query", …); small tensors
+// that ride with their block, which norms and biases do, are "norm" too.
 std::string PinKind(const std::string& name, const std::string& kind);
 // expert, embedding, norm
 const std::vector<std::string>& DefaultPins();

@@ -14,8 +14,8 @@ std::string Lower(std::string text) {
 }  // namespace
 
 const std::vector<std::string>& SparseAttentionWords() {
-  static const std::vector<std::string> words = {"sparse_att", "sparseatt", "longformer", "bigbird", "local_att",
-                                                 "block_att"};
+  static const std::vector<std::string> words = {"sparse_att", "sparseatt", "longformer",
+                                                 "bigbird",    "local_att", "block_att"};
   return words;
 }
 

@@ -9,7 +9,9 @@
 namespace misa::guard {
 
 // Two thirds, at least 1: the seed goes from 30 to 20.
-inline uint32_t SparseWindow(uint32_t window) { return window < 2 ? 1 : static_cast<uint32_t>(uint64_t{window} * 2 / 3); }
+inline uint32_t SparseWindow(uint32_t window) {
+  return window < 2 ? 1 : static_cast<uint32_t>(uint64_t{window} * 2 / 3);
+}
 
 // Words in the names of families and modules whose attention is sparse.
 const std::vector<std::string>& SparseAttentionWords();

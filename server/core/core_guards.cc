@@ -89,7 +89,8 @@ void Core::FoldLoss(Session* session, const v1::StepReport& report) {
   const bool was_stable = guards.stability.stable();
   const std::string sentence = guards.stability.Observe(report.loss());
   if (!sentence.empty()) {
-    if (!guards.loss_refused) Problem(session, "loss_refused", "step " + std::to_string(report.step()) + ": " + sentence);
+    if (!guards.loss_refused)
+      Problem(session, "loss_refused", "step " + std::to_string(report.step()) + ": " + sentence);
     guards.loss_refused = true;
     return;
   }
@@ -129,7 +130,8 @@ void Core::JudgeModules(Session* session, bool planned_anyway) {
     for (size_t i = 0; i < modules.size(); ++i) {
       candidates[i].rank = ranks[i];
       candidates[i].hot = by_importance && heat[i] == policy::ImportanceTracker::Heat::kHot;
-      candidates[i].critical = modules[i].pinned() ||
+      candidates[i].critical =
+          modules[i].pinned() ||
           (policy_.keep_hot && guard::IsPinned(modules[i].name(), modules[i].kind(), policy_.guards.pins));
     }
     if (guards.dependencies.needs.size() != modules.size() && session->sampling.dependencies_size() > 0) {

@@ -239,7 +239,8 @@ TEST_F(CoreGuardsTest, TheMirrorWaitsWithTheTrainerAndCountsItsStepsAsItDoes) {
   v1::StepReport report;
   report.set_sampler_digest(sampler.Digest());
   Report(report);
-  EXPECT_EQ(h_->CountEvents("sampler_mismatch"), 1) << "it was followed: here the trainer's stood still and said nothing";
+  EXPECT_EQ(h_->CountEvents("sampler_mismatch"), 1)
+      << "it was followed: here the trainer's stood still and said nothing";
 }
 
 TEST_F(CoreGuardsTest, DependenciesThatCannotBeAreRefusedWithTheModules) {

@@ -130,8 +130,10 @@ std::string Trained(const MakeOptimizer& make, const ManageOptions* options, Run
     for (auto& group : optimizer->param_groups()) group.options().set_lr(0.01 / (1 + step));
     optimizer->zero_grad();
     const at::Tensor x = at::randn({4, kWidth});
-    (module.forward(x) - x).square().mean().backward();
+    const at::Tensor loss = (module.forward(x) - x).square().mean();
+    loss.backward();
     if (run) {
+      run->ReportLoss(loss.item<double>(), 4);
       run->Step();
     } else {
       optimizer->step();
@@ -169,11 +171,13 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {};
 TEST_P(EveryOptimizer, TrainsToTheSameBitsAsPlain) {
   ManageOptions options = Tight();
   options.step = GetParam().step;
+  options.pins = {"blocks.0"};
   RunReport report;
   EXPECT_EQ(Trained(GetParam().make, &options, &report), Trained(GetParam().make, nullptr));
   EXPECT_LE(report.device_peak_bytes, options.budget.bytes());
   EXPECT_EQ(report.steps, static_cast<uint64_t>(kSteps));
   EXPECT_GT(report.unloads, 0u);
+  EXPECT_THAT(report.batch_hint, HasSubstr("rows"));
   EXPECT_THAT(report.notices, ::testing::IsEmpty());
 }
 

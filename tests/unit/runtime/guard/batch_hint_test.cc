@@ -44,8 +44,8 @@ TEST(HintBatch, KnowsWhatItDoesNotKnow) {
   EXPECT_GT(HintBatch({huge, 0, 1, huge, {{0, 1}}}).most_rows, huge / 4) << "no overflow";
 }
 
-// A small training: managed state of ten modules, of which as many stay as fit; activations by the row. A batch that does
-// not fit ends it, as on a device.
+// A small training: managed state of ten modules, of which as many stay as fit; activations by the row. A batch that
+// does not fit ends it, as on a device.
 struct Device {
   uint64_t budget = 10000;
   uint64_t module = 600;
@@ -53,7 +53,11 @@ struct Device {
 
   bool Runs(uint64_t rows) const { return module + per_row * rows <= budget; }
   BatchHint Hint(uint64_t rows, uint64_t resident) const {
-    return HintBatch({budget, 0, resident * module + per_row * rows, rows, {{module, per_row * rows / 2}, {module, per_row * rows}}});
+    return HintBatch({budget,
+                      0,
+                      resident * module + per_row * rows,
+                      rows,
+                      {{module, per_row * rows / 2}, {module, per_row * rows}}});
   }
 };
 

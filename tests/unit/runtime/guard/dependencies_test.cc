@@ -17,7 +17,8 @@ constexpr auto kApart = Dependency::kApart;
 
 TEST(Dependencies, ClosesWhatIsNeededAndWhatIsApart) {
   ResolvedDependencies resolved;
-  ASSERT_EQ(Resolve({"a", "b", "c", "d", "e"}, {{"a", kNeeds, "b"}, {"b", kNeeds, "c"}, {"c", kApart, "d"}}, &resolved), "");
+  ASSERT_EQ(Resolve({"a", "b", "c", "d", "e"}, {{"a", kNeeds, "b"}, {"b", kNeeds, "c"}, {"c", kApart, "d"}}, &resolved),
+            "");
   EXPECT_THAT(resolved.needs, ElementsAre(ElementsAre(1, 2), ElementsAre(2), IsEmpty(), IsEmpty(), IsEmpty()));
   EXPECT_THAT(resolved.apart[3], ElementsAre(0, 1, 2)) << "what needs c is apart from d as well";
   EXPECT_THAT(resolved.apart[0], ElementsAre(3));
@@ -49,9 +50,11 @@ TEST(Dependencies, RefusesWhatCannotBeAndKeepsTheOldOnes) {
   EXPECT_THAT(refused({{"a", kNeeds, "b"}, {"b", kNeeds, "c"}, {"c", kApart, "a"}}), HasSubstr("\"a\""))
       << "a cycle with an exclusion in it";
   EXPECT_THAT(refused({{"a", kNeeds, "b"}, {"a", kNeeds, "c"}, {"b", kApart, "c"}}), HasSubstr("needs both"));
-  EXPECT_THAT(refused({{"a", kNeeds, "b"}, {"b", kNeeds, "a"}, {"b", kNeeds, "c"}, {"a", kNeeds, "d"}, {"c", kApart, "d"}}),
-              HasSubstr("contradict"));
-  EXPECT_THAT(refused(std::vector<Dependency>(kMostDependencies + 1, {"a", kNeeds, "b"})), HasSubstr("the most is 4096"));
+  EXPECT_THAT(
+      refused({{"a", kNeeds, "b"}, {"b", kNeeds, "a"}, {"b", kNeeds, "c"}, {"a", kNeeds, "d"}, {"c", kApart, "d"}}),
+      HasSubstr("contradict"));
+  EXPECT_THAT(refused(std::vector<Dependency>(kMostDependencies + 1, {"a", kNeeds, "b"})),
+              HasSubstr("the most is 4096"));
 }
 
 std::vector<policy::SamplerModule> Modules(size_t count) {
@@ -60,10 +63,11 @@ std::vector<policy::SamplerModule> Modules(size_t count) {
   return modules;
 }
 
-// A small training of four pairs, each pulled together: 10 (a - b)^2 + (a + b - 2)^2. Each round finds the best values of
-// what it trains. Returns the rounds until all pairs are there.
+// A small training of four pairs, each pulled together: 10 (a - b)^2 + (a + b - 2)^2. Each round finds the best values
+// of what it trains. Returns the rounds until all pairs are there.
 int RoundsUntilTrained(const std::vector<Dependency>& dependencies) {
-  const policy::SamplerOptions options{.delta = 0.25, .eta = 0, .inner_steps = 1, .seed = 9, .dependencies = dependencies};
+  const policy::SamplerOptions options{
+      .delta = 0.25, .eta = 0, .inner_steps = 1, .seed = 9, .dependencies = dependencies};
   const std::vector<policy::SamplerModule> modules = Modules(8);
   EXPECT_EQ(policy::CheckSampler(options, modules), "");
   policy::ModuleSampler sampler(options, modules);

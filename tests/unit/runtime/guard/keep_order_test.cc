@@ -16,8 +16,11 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 TEST(KeepOrder, CriticalOnesFirstThenHotOnesByRank) {
-  const std::vector<KeepCandidate> candidates = {
-      {10, 0.9, false, true}, {10, 0.1, true, false}, {10, 1.0, false, true}, {10, 0.5, false, false}, {10, 0.3, true, true}};
+  const std::vector<KeepCandidate> candidates = {{10, 0.9, false, true},
+                                                 {10, 0.1, true, false},
+                                                 {10, 1.0, false, true},
+                                                 {10, 0.5, false, false},
+                                                 {10, 0.3, true, true}};
   EXPECT_THAT(KeepOrder(candidates, {}), ElementsAre(4, 1, 2, 0));
   EXPECT_THAT(KeepOrder({}, {}), IsEmpty());
   EXPECT_THAT(KeepOrder({{1, std::nan(""), true, false}, {1, 0.5, true, false}}, {}), ElementsAre(1, 0));
@@ -25,7 +28,9 @@ TEST(KeepOrder, CriticalOnesFirstThenHotOnesByRank) {
 
 TEST(KeepOrder, AModuleComesWithWhatItNeedsAndNeverWithWhatItIsApartFrom) {
   ResolvedDependencies dependencies;
-  ASSERT_EQ(Resolve({"a", "b", "c", "d"}, {{"a", Dependency::kNeeds, "b"}, {"a", Dependency::kApart, "c"}}, &dependencies), "");
+  ASSERT_EQ(
+      Resolve({"a", "b", "c", "d"}, {{"a", Dependency::kNeeds, "b"}, {"a", Dependency::kApart, "c"}}, &dependencies),
+      "");
   const std::vector<KeepCandidate> candidates = {
       {10, 0.9, false, true}, {20, 0.0, false, false}, {10, 0.8, false, true}, {10, 0.7, false, true}};
   const std::vector<uint32_t> order = KeepOrder(candidates, dependencies);
@@ -59,7 +64,8 @@ Degraded Shrink(bool guarded) {
   for (size_t i = 0; i < kModules; ++i) {
     // Embeddings and norms have small gradients: by importance alone they would be the first to leave.
     const bool critical = i < 4;
-    candidates.push_back({random.Between(uint64_t{50}, uint64_t{150}), critical ? 0.05 : random.Between(0.3, 1.0), critical, true});
+    candidates.push_back(
+        {random.Between(uint64_t{50}, uint64_t{150}), critical ? 0.05 : random.Between(0.3, 1.0), critical, true});
   }
   uint64_t total = 0;
   for (const KeepCandidate& candidate : candidates) total += candidate.bytes;

@@ -57,7 +57,8 @@ TEST(LossStability, ALossThatIsNoNumberIsRefusedAndBreaksTheRow) {
   LossStability stability({.window = 4, .tolerance = 0.05, .hold = 3});
   for (int i = 0; i < 5; ++i) stability.Observe(1);
   EXPECT_FALSE(stability.stable());
-  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
+  for (const double bad :
+       {std::nan(""), std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
     EXPECT_THAT(stability.Observe(bad), HasSubstr("not a finite number"));
   }
   EXPECT_EQ(stability.observed(), 5u);
@@ -108,8 +109,8 @@ TEST(LossStability, RefusesImpossibleOptions) {
   EXPECT_THAT(CheckStability({.hold = 0}), HasSubstr("hold is 0"));
 }
 
-// A small training: each module is one number with its own way to go, and the gradient is what is left of it. One module
-// begins far away; its first gradients are huge, and say nothing of what it is worth once it has arrived.
+// A small training: each module is one number with its own way to go, and the gradient is what is left of it. One
+// module begins far away; its first gradients are huge, and say nothing of what it is worth once it has arrived.
 class SimulatedTraining {
  public:
   static constexpr uint32_t kModules = 8;

@@ -27,11 +27,11 @@ TEST(FindSwing, FindsThePeriodUnderATrendAndNoise) {
   for (const int period : {5, 8, 13, 20, 31}) {
     for (uint64_t seed = 1; seed <= 10; ++seed) {
       sim::Random random(seed);
-      const Swing swing = FindSwing(Losses([&](int step) {
-                                      return 6 - 0.01 * step + 0.3 * std::sin(2 * kPi * step / period) +
-                                             random.Between(-0.2, 0.2);
-                                    }),
-                                    {});
+      const Swing swing =
+          FindSwing(Losses([&](int step) {
+                      return 6 - 0.01 * step + 0.3 * std::sin(2 * kPi * step / period) + random.Between(-0.2, 0.2);
+                    }),
+                    {});
       EXPECT_TRUE(swing.periodic) << "period " << period << " seed " << seed;
       EXPECT_NEAR(swing.period_steps, period, 1) << "seed " << seed;
     }
@@ -60,7 +60,8 @@ TEST(FindSwing, NoiseAndFallsAreNone) {
     EXPECT_FALSE(FindSwing(Losses([&](int step) { return 3 + 5 * std::exp(-step / steps); }), {}).periodic) << steps;
   }
   EXPECT_FALSE(FindSwing(Losses([](int) { return 4.0; }), {}).periodic);
-  EXPECT_FALSE(FindSwing(Losses([](int step) { return 4 + 0.001 * std::sin(step); }), {}).periodic) << "too small to matter";
+  EXPECT_FALSE(FindSwing(Losses([](int step) { return 4 + 0.001 * std::sin(step); }), {}).periodic)
+      << "too small to matter";
   EXPECT_FALSE(FindSwing({}, {}).periodic);
 }
 
@@ -120,8 +121,8 @@ TEST(SwingGuard, RefusesImpossibleOptions) {
 }
 
 // A small training with a limit cycle: both modules drift away, and the one that is cold is left out and not trained.
-// Importance follows the gradients with a lag, so that a module is called back after it was missed, and the loss swings as
-// they take turns. They drift until `rest_from`.
+// Importance follows the gradients with a lag, so that a module is called back after it was missed, and the loss swings
+// as they take turns. They drift until `rest_from`.
 struct Swinging {
   std::vector<double> losses;
   uint32_t level = 0;  // at the end
@@ -188,7 +189,8 @@ TEST(SwingGuard, EndsTheSwingsOfATrainingThatLeavesModulesOutTooLong) {
 // What the higher hot threshold does: with noisy importance, fewer modules change sides.
 TEST(SwingGuard, AHigherHotThresholdKeepsModulesFromChangingSides) {
   const auto changes = [](double hot) {
-    policy::ImportanceTracker tracker(20, {.alpha = 0.5, .signal = policy::Signal::kSquaredNorm, .hot = hot, .window = 1});
+    policy::ImportanceTracker tracker(20,
+                                      {.alpha = 0.5, .signal = policy::Signal::kSquaredNorm, .hot = hot, .window = 1});
     sim::Random random(11);
     std::vector<Heat> before(20, Heat::kWarm);
     int count = 0;

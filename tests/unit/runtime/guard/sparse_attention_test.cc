@@ -28,8 +28,9 @@ TEST(SparseAttention, IsKnownByName) {
   EXPECT_FALSE(IsSparseAttention("blocks.2.attention.key", "attention.key", {""}));
 }
 
-// A small training of four sparse-attention modules, one for each block of the context; the data dwells on another block
-// every 60 steps. Modules that importance calls cold are left out and fall behind while the data is theirs. Mean loss.
+// A small training of four sparse-attention modules, one for each block of the context; the data dwells on another
+// block every 60 steps. Modules that importance calls cold are left out and fall behind while the data is theirs. Mean
+// loss.
 double MeanLoss(uint32_t window) {
   constexpr size_t kModules = 4;
   policy::ImportanceTracker tracker(kModules, {.signal = policy::Signal::kSquaredNorm, .window = window});
