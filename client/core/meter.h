@@ -47,7 +47,11 @@ class DeviceMeter {
     total_.fetch_sub(bytes, std::memory_order_seq_cst);
   }
   uint64_t kept_bytes() const { return kept_.load(std::memory_order_relaxed); }
-  // Gives at least `bytes` of kept memory up, as far as there is any; called where an addition would pass the budget.
+  // Freed memory that malloc holds: nobody's bytes and in no sum, but resident until the reclaimer has it given back. What is
+  // added has to fit beside it.
+  void SetIdle(uint64_t bytes) { idle_.store(bytes, std::memory_order_relaxed); }
+  uint64_t idle_bytes() const { return idle_.load(std::memory_order_relaxed); }
+  // Gives at least `bytes` of idle and kept memory up, as far as there is any; called where an addition would pass the budget.
   using Reclaimer = void (*)(uint64_t bytes);
   void SetReclaimer(Reclaimer reclaimer) { reclaimer_.store(reclaimer); }
 
@@ -89,15 +93,15 @@ class DeviceMeter {
   bool TryAdd(uint64_t bytes) {
     if (TryAddOnce(bytes)) return true;
     const Reclaimer reclaimer = reclaimer_.load(std::memory_order_relaxed);
-    if (reclaimer == nullptr || kept_bytes() == 0) return false;
-    const uint64_t wanted = total_bytes() + bytes;
+    if (reclaimer == nullptr || kept_bytes() + idle_bytes() == 0) return false;
+    const uint64_t wanted = total_bytes() + idle_bytes() + bytes;
     const uint64_t budget = budget_bytes();
     if (wanted > budget) reclaimer(wanted - budget);
     return TryAddOnce(bytes);
   }
   bool TryAddOnce(uint64_t bytes) {
     const uint64_t total = total_.fetch_add(bytes, std::memory_order_seq_cst) + bytes;
-    if (total > budget_.load(std::memory_order_relaxed)) {
+    if (total + idle_bytes() > budget_.load(std::memory_order_relaxed)) {
       total_.fetch_sub(bytes, std::memory_order_seq_cst);
       return false;
     }
@@ -115,6 +119,7 @@ class DeviceMeter {
   std::atomic<uint64_t> other_{0};
   std::atomic<uint64_t> pool_{0};
   std::atomic<uint64_t> kept_{0};
+  std::atomic<uint64_t> idle_{0};
   std::atomic<Reclaimer> reclaimer_{nullptr};
   std::atomic<uint64_t> peak_{0};  // since the last TakeWindowPeak
   std::atomic<uint64_t> earlier_peak_{0};

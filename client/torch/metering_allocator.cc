@@ -27,9 +27,29 @@ constexpr size_t kLarge = 256 << 10;
 // Freed large blocks are kept for the next tensors up to this sum; the meter counts them, and they go as soon
 // as the budget needs the room.
 constexpr uint64_t kMostKept = 1ull << 30;
+// Smaller ones do, in holes between others that malloc does not give back by itself. More than this of them is given back
+// where the budget needs the room; looking the heap through costs too much for less.
+constexpr int64_t kLeastTrim = 2 << 20;
 constexpr size_t kPage = 4096;
 
 std::atomic<bool> managed{false};
+// Of small blocks: freed since the heap was trimmed last and not asked for again.
+std::atomic<int64_t> heap_free{0};
+
+void NoteHeap(int64_t change) {
+  int64_t free = heap_free.fetch_add(change, std::memory_order_relaxed) + change;
+  if (free < 0) {
+    heap_free.store(0, std::memory_order_relaxed);
+    free = 0;
+  }
+  DeviceMeter::Get().SetIdle(free >= kLeastTrim ? static_cast<uint64_t>(free) : 0);
+}
+
+void TrimHeap() {
+  heap_free.store(0, std::memory_order_relaxed);
+  DeviceMeter::Get().SetIdle(0);
+  malloc_trim(0);
+}
 
 BlockMappings& Mappings() {
   // Never destroyed: tensors may die after static destructors.
@@ -52,6 +72,14 @@ void Free(void* pointer) {
   const size_t size = malloc_usable_size(pointer);
   free(pointer);
   DeviceMeter::Get().SubtractOther(size);
+  if (keep && size < kLarge) NoteHeap(static_cast<int64_t>(size));
+}
+
+// What the budget needs: of the heap first, which is of less use to the next tensors than whole mappings.
+void Reclaim(uint64_t bytes) {
+  const uint64_t idle = DeviceMeter::Get().idle_bytes();
+  if (idle > 0) TrimHeap();
+  if (bytes > idle) Mappings().Reclaim(bytes - idle);
 }
 
 class MeteringAllocator final : public c10::Allocator {
@@ -68,6 +96,9 @@ class MeteringAllocator final : public c10::Allocator {
       pointer = Mappings().Make(usable);
     } else if (posix_memalign(&pointer, kAlignment, bytes) == 0) {
       usable = malloc_usable_size(pointer);
+      if (managed.load(std::memory_order_relaxed) && heap_free.load(std::memory_order_relaxed) > 0) {
+        NoteHeap(-static_cast<int64_t>(usable));
+      }
     } else {
       pointer = nullptr;
     }
@@ -108,15 +139,16 @@ void ServeManaged() {
   // glibc raises the threshold by itself and then keeps what is freed: the cgroup would see more than the meter.
   mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLarge));
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(4 * kLarge));
-  malloc_trim(0);
+  TrimHeap();
   managed.store(true);
-  DeviceMeter::Get().SetReclaimer([](uint64_t bytes) { Mappings().Reclaim(bytes); });
+  DeviceMeter::Get().SetReclaimer(&Reclaim);
 }
 
-void TrimFreed() { malloc_trim(0); }
+void TrimFreed() { TrimHeap(); }
 
 void GiveBackFreed() {
   managed.store(false);
+  TrimHeap();
   Mappings().Reclaim(~0ull);
 }
 

@@ -27,6 +27,9 @@ ROWS = [
     ("gpt2", {"n_embd": 512, "n_head": 8, "n_layer": 8}, "adamw fused", "clipping by norm"),
     ("mixtral", {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}, "adamw", "accumulation"),
     ("vit", {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 10}, "nadam", "recomputation, by hooks"),
+    ("llama", {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8}, "adamw", "saved and loaded back, misa.save"),
+    ("opt", {"hidden_size": 384, "ffn_dim": 1536, "num_hidden_layers": 8, "word_embed_proj_dim": 384}, "adamw foreach",
+     "saved and loaded back, torch.save"),
 ]
 
 

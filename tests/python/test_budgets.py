@@ -1,4 +1,5 @@
-"""Budgets that the daemon chooses: they follow who trains on the node, and change no bit of anybody's result."""
+"""Budgets that the daemon chooses: they follow who trains on the node, and change no bit of anybody's result. And that a budget
+holds for what the process really keeps."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 
 import misa
 from tests.python.models import Transformer
 from tests.python.processes import MIB, Misad, TrainerProcess, wait_for
+from tests.python.small_training import manage, mlp
 
 CAPACITY = 6 * MIB
 CHUNK = 4096
@@ -128,3 +131,25 @@ def test_refuses_what_is_no_budget(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         misa.manage(model, optimizer, **options)
     assert misa.current_run() is None
+
+
+def anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel does not say")
+
+
+def test_small_tensors_that_are_freed_leave_no_memory_behind(shared_misad):
+    """Not even in holes between others, of which malloc gives nothing back by itself."""
+    model, optimizer = mlp()
+    with manage(shared_misad, model, optimizer, budget=misa.memory.live_bytes() + 48 * MIB) as run:
+        before = anonymous_bytes()
+        small = [torch.ones(25 << 10) for _ in range(320)]  # 32 MB in pieces of 100 KiB
+        assert anonymous_bytes() - before > 30 * MIB
+        kept = small[::16]
+        del small
+        large = torch.ones(10 << 20)  # 40 MiB, which fit beside what is kept
+        assert anonymous_bytes() - before < 48 * MIB
+        assert sum(t.sum().item() for t in kept) == 20 * (25 << 10) and large[-1].item() == 1
+    run.release()

@@ -65,6 +65,27 @@ TEST(DeviceMeter, ThreadsNeverPassTheBudgetTogether) {
   EXPECT_LE(meter.peak_bytes(), 1000u);
 }
 
+TEST(DeviceMeter, WhatMallocHoldsIsInNoSumAndInTheWayAllTheSame) {
+  DeviceMeter meter;
+  meter.SetBudget(1000);
+  ASSERT_TRUE(meter.TryAddOther(600));
+  meter.SetIdle(300);
+  EXPECT_EQ(meter.total_bytes(), 600u);
+  EXPECT_TRUE(meter.TryAddPool(100));
+  EXPECT_FALSE(meter.TryAddOther(1));  // nobody can have it given back
+  static DeviceMeter* reclaimed = &meter;
+  static uint64_t asked = 0;
+  meter.SetReclaimer([](uint64_t bytes) {
+    asked = bytes;
+    reclaimed->SetIdle(0);
+  });
+  EXPECT_TRUE(meter.TryAddOther(250));
+  EXPECT_EQ(asked, 250u);
+  EXPECT_EQ(meter.total_bytes(), 950u);
+  EXPECT_EQ(meter.peak_bytes(), 950u);
+  EXPECT_FALSE(meter.TryAddOther(51));
+}
+
 TEST(Timeline, SamplesWhatIsThereAndStopsAtOnce) {
   DeviceMeter meter;
   ASSERT_TRUE(meter.TryAddOther(500));
