@@ -1061,6 +1061,7 @@ void Executor::FinishStepIfDue(Lock& lock) {
   stall_at_position_ = counters_.stall_seconds;
   summary->trace = follower_.EndStep(std::max(0.0, seconds), meter_->TakeOtherWindowPeak());
   summary->trace_digest = follower_.digest();
+  summary->trace_remembered = follower_.remembers(summary->trace_digest);
   summary->plan_version = follower_.version();
   summary->device_peak_bytes = meter_->TakeWindowPeak();
   ExecutorCounters& c = summary->counters;
@@ -1086,6 +1087,12 @@ std::string Executor::OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64
     if (action.facet >= facets_.size()) return "The plan names a facet that this trainer does not have.";
   }
   return follower_.Offer(std::move(plan), version, trace_digest);
+}
+
+void Executor::SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace,
+                          std::shared_ptr<const policy::Plan> plan) {
+  Lock lock(mutex_);
+  follower_.SetSection(key, std::move(trace), std::move(plan));
 }
 
 void Executor::UnloadAll() {

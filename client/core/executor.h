@@ -100,6 +100,7 @@ struct StepSummary {
   ExecutorCounters counters;
   std::shared_ptr<const policy::Trace> trace;
   uint64_t trace_digest = 0;
+  bool trace_remembered = false;  // a plan for it would be followed
   policy::LinkRates measured;
 };
 
@@ -170,6 +171,9 @@ class Executor {
   // A sentence where the plan is not for this trace; the old one stays then. In force from the next boundary.
   std::string OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
 
+  // A period inside the steps and its plan (PlanFollower::SetSection).
+  void SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace, std::shared_ptr<const policy::Plan> plan);
+
   // Evicts until the bytes on the device are under the meter's budget; a sentence where they cannot be.
   std::string FitBudget();
   // Forgets what was recorded so far: the next use begins the first step.
@@ -203,7 +207,7 @@ class Executor {
   void FinishStepIfDue(Lock& lock);
 
   void StartUnload(Facet* facet);
-  // What the step before left behind, and the plan of this one does not count on, makes room for the loads that wait.
+  // What the step before left behind, and this one does not use, makes room for the loads that wait.
   void SendLeftoversAway();
   // Starts to unload everything that is present and not pinned.
   void UnloadUnused();

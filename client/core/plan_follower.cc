@@ -20,26 +20,6 @@ uint64_t Extend(uint64_t prefix, uint64_t group) {
   return x ^ (x >> 31);
 }
 
-// What a plan of `trace` finds on the device when its cycle begins: what is used before any action brings it, and not born.
-std::vector<policy::Action> EntryOf(const policy::Trace& trace, const policy::Plan& plan) {
-  std::unordered_map<uint32_t, const policy::Action*> first;
-  for (const policy::Action& action : plan.actions) first.emplace(action.facet, &action);
-  std::vector<policy::Action> entry;
-  std::unordered_map<uint32_t, bool> seen;
-  for (uint32_t position = 0; position < trace.entries.size(); ++position) {
-    for (const policy::Use& use : trace.entries[position].uses) {
-      if (!seen.emplace(use.facet, true).second || (use.access & policy::kCreate) != 0) continue;
-      const auto action = first.find(use.facet);
-      if (action != first.end() &&
-          (action->second->kind == policy::Action::kLoad || action->second->position < position)) {
-        continue;
-      }
-      entry.push_back({position, policy::Action::kLoad, use.facet});
-    }
-  }
-  return entry;
-}
-
 }  // namespace
 
 PlanFollower::PlanFollower() : bidder_(predict::MakeStepBidder({})) {}
@@ -69,11 +49,28 @@ void PlanFollower::Begin(const policy::Use* uses, size_t count, double compute_s
   const uint64_t hash = GroupHash(uses, count);
   prefix_ = Extend(prefix_, hash);
   if (expected_ == nullptr) return;
-  const auto size = static_cast<uint32_t>(expected_->groups.size());
+  const uint64_t before = std::exchange(last_hash_, hash);
+  const auto size = static_cast<uint32_t>(expected_->path.groups.size());
+  if (section_ != nullptr) {
+    const auto round = static_cast<uint32_t>(section_->path.groups.size());
+    const uint32_t next = section_cursor_ + 1 < round ? section_cursor_ + 1 : 0;
+    if (section_->path.groups[next] != hash) return LeaveSection(hash);
+    if (next == 0) {
+      const std::vector<policy::Action>& all = section_->plan->actions;
+      section_rest_.insert(section_rest_.end(), all.begin() + static_cast<std::ptrdiff_t>(section_action_), all.end());
+      section_action_ = 0;
+    }
+    section_cursor_ = next;
+    return;
+  }
   const uint32_t from = begun_ ? cursor_ + 1 : 0;
-  if (from < size && expected_->groups[from] == hash) {
+  if (from < size && expected_->path.groups[from] == hash) {
     cursor_ = from;
     begun_ = true;
+    return;
+  }
+  if (begun_ && plan_ && !sections_.empty() && (from >= size || !expected_->pairs.contains(PairHash(before, hash))) &&
+      EnterSection(before, hash)) {
     return;
   }
   ++departures_;
@@ -83,14 +80,13 @@ void PlanFollower::Begin(const policy::Use* uses, size_t count, double compute_s
     cursor_ = static_cast<uint32_t>(recording_.entries.size()) - 1;
     begun_ = true;
     if (other->plan == nullptr) return;
-    Follow(other->plan, other->version, static_cast<uint32_t>(other->groups.size()));
-    skipped_ = cursor_ > 0;
-    entered_ = enter_ = true;
+    Follow(other->plan, other->version, static_cast<uint32_t>(other->path.groups.size()));
+    entered_ = reenter_ = true;
     return;
   }
   const uint32_t to = std::min<uint64_t>(size, static_cast<uint64_t>(from) + kResyncWindow);
   for (uint32_t i = from + 1; i < to; ++i) {
-    if (expected_->groups[i] != hash) continue;
+    if (expected_->path.groups[i] != hash) continue;
     skipped_ = true;
     cursor_ = i;
     begun_ = true;
@@ -99,7 +95,7 @@ void PlanFollower::Begin(const policy::Use* uses, size_t count, double compute_s
 }
 
 PlanFollower::Known* PlanFollower::SameSoFar() {
-  if (cut_off_) return nullptr;
+  if (cut_off_ || strayed_) return nullptr;
   const size_t at = recording_.entries.size() - 1;
   for (auto& item : known_.items()) {
     if (&item.value != expected_ && at < item.value.prefixes.size() && item.value.prefixes[at] == prefix_) {
@@ -126,6 +122,35 @@ void PlanFollower::MarkDiscard(uint32_t facet) {
   }
 }
 
+bool PlanFollower::EnterSection(uint64_t before, uint64_t hash) {
+  for (auto& [key, section] : sections_) {
+    const std::vector<uint64_t>& groups = section.path.groups;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (groups[i] != hash || groups[i > 0 ? i - 1 : groups.size() - 1] != before) continue;
+      section_ = &section;
+      section_cursor_ = static_cast<uint32_t>(i);
+      section_entered_ = true;
+      strayed_ = reenter_ = true;
+      return true;
+    }
+  }
+  return false;
+}
+
+void PlanFollower::LeaveSection(uint64_t hash) {
+  section_ = nullptr;
+  section_rest_.clear();
+  // A section shares its beginning with what comes after it, so that more than a window was passed over perhaps.
+  const auto& groups = expected_->path.groups;
+  auto found = std::find(groups.begin() + cursor_ + 1, groups.end(), hash);
+  if (found == groups.end()) found = std::find(groups.begin(), groups.end(), hash);
+  if (found == groups.end()) {
+    ++departures_;
+    return;
+  }
+  cursor_ = static_cast<uint32_t>(found - groups.begin());
+}
+
 std::shared_ptr<const policy::Trace> PlanFollower::EndStep(double compute_seconds, uint64_t other_bytes) {
   if (!recording_.entries.empty()) {
     recording_.entries.back().compute_seconds = compute_seconds;
@@ -134,32 +159,37 @@ std::shared_ptr<const policy::Trace> PlanFollower::EndStep(double compute_second
   const auto last = std::make_shared<const policy::Trace>(std::move(recording_));
   recording_ = {};
   prefix_ = 0;
-  bool another = false;  // the next step is not like this one
-  if (!std::exchange(cut_off_, false)) {
+  const bool whole = !std::exchange(cut_off_, false);
+  const uint64_t digest = whole ? policy::Digest(*last) : last_digest_;
+  const bool again = digest == std::exchange(last_digest_, digest);
+  bool another = false;  // the next step is to have another trace than this one
+  if (whole) {
     recording_.entries.reserve(last->entries.size() + 8);
-    ended_digest_ = policy::Digest(*last);
-    expected_ = Remember(last, ended_digest_);
-    bidder_->Observe(ended_digest_);
+    if (!strayed_ || again) expected_ = Remember(last, digest);
+    bidder_->Observe(digest);
     const std::optional<uint64_t> predicted = bidder_->Predict();
-    if (predicted && *predicted != ended_digest_) {
-      if (Known* next = known_.Find(*predicted)) {
-        expected_ = next;
-        another = true;
-      }
+    Known* next = predicted ? known_.Find(*predicted) : nullptr;
+    if (next != nullptr && expected_ != nullptr) {
+      another = next->digest != digest;
+      expected_ = next;
     }
   }
+  section_ = nullptr;
+  section_rest_.clear();
+  strayed_ = false;
   begun_ = false;
   cursor_ = 0;
   skipped_ = false;
   if (expected_ != nullptr && expected_->plan != nullptr && (another || expected_->version != version_)) {
-    Follow(expected_->plan, expected_->version, static_cast<uint32_t>(expected_->groups.size()));
+    Follow(expected_->plan, expected_->version, static_cast<uint32_t>(expected_->path.groups.size()));
   } else if (offered_ != nullptr && (expected_ == nullptr || expected_->plan == nullptr)) {
     Follow(std::move(offered_), offered_version_, offered_positions_);
   } else {
     NextPeriod();
   }
   offered_ = nullptr;
-  entered_ = enter_ = another && expected_->plan != nullptr;
+  entered_ = another && expected_->plan != nullptr;
+  reenter_ |= entered_;
   return last;
 }
 
@@ -183,31 +213,61 @@ void PlanFollower::NextPeriod() {
   }
 }
 
-PlanFollower::Known* PlanFollower::Remember(std::shared_ptr<const policy::Trace> trace, uint64_t digest) {
-  Known* known = known_.Touch(digest);
-  if (known->trace != nullptr) return known;
-  known->digest = digest;
-  uint64_t prefix = 0;
+void PlanFollower::Path::Set(std::shared_ptr<const policy::Trace> of) {
+  trace = std::move(of);
+  groups.clear();
+  positions.clear();
   for (uint32_t i = 0; i < trace->entries.size(); ++i) {
     const auto& uses = trace->entries[i].uses;
-    known->groups.push_back(GroupHash(uses.data(), uses.size()));
-    known->prefixes.push_back(prefix = Extend(prefix, known->groups.back()));
-    for (const policy::Use& use : uses) known->positions[use.facet].push_back(i);
+    groups.push_back(GroupHash(uses.data(), uses.size()));
+    for (const policy::Use& use : uses) positions[use.facet].push_back(i);
   }
-  known->trace = std::move(trace);
+}
+
+uint32_t PlanFollower::Path::NextUse(uint32_t facet, uint32_t now) const {
+  const auto it = positions.find(facet);
+  if (it == positions.end()) return UINT32_MAX;
+  const auto next = std::lower_bound(it->second.begin(), it->second.end(), now);
+  if (next != it->second.end()) return *next - now;
+  return it->second.front() + static_cast<uint32_t>(groups.size()) - now;
+}
+
+PlanFollower::Known* PlanFollower::Remember(std::shared_ptr<const policy::Trace> trace, uint64_t digest) {
+  Known* known = known_.Touch(digest);
+  if (known->path.trace != nullptr) return known;
+  known->digest = digest;
+  known->path.Set(std::move(trace));
+  uint64_t prefix = 0;
+  const std::vector<uint64_t>& groups = known->path.groups;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    known->prefixes.push_back(prefix = Extend(prefix, groups[i]));
+    if (i > 0) known->pairs.insert(PairHash(groups[i - 1], groups[i]));
+  }
   size_t positions = 0;
-  for (const auto& item : known_.items()) positions += item.value.groups.size();
+  for (const auto& item : known_.items()) positions += item.value.path.groups.size();
   while (positions > kMostPositions && known_.items().size() > 1) {
-    positions -= known_.items().back().value.groups.size();
+    positions -= known_.items().back().value.path.groups.size();
     known_.ForgetOldest();
   }
   return known;
 }
 
+void PlanFollower::SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace,
+                              std::shared_ptr<const policy::Plan> plan) {
+  Section& section = sections_[key];
+  if (section_ == &section) {
+    // Positions of the old one say nothing in the new one.
+    section_ = nullptr;
+    section_rest_.clear();
+  }
+  section.path.Set(std::move(trace));
+  section.plan = std::move(plan);
+}
+
 std::string PlanFollower::Offer(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest) {
   Known* known = known_.Find(trace_digest);
   if (known == nullptr) return "The plan is for another trace than the last steps had; the old plan stays.";
-  const auto positions = static_cast<uint32_t>(known->groups.size());
+  const auto positions = static_cast<uint32_t>(known->path.groups.size());
   const uint64_t cycle = uint64_t{plan->periods} * positions;
   for (const policy::Action& action : plan->actions) {
     if (action.position >= cycle) {
@@ -215,7 +275,6 @@ std::string PlanFollower::Offer(std::shared_ptr<const policy::Plan> plan, uint64
              std::to_string(cycle) + "; the old plan stays.";
     }
   }
-  known->entry = EntryOf(*known->trace, *plan);
   known->plan = plan;
   known->version = version;
   offered_ = std::move(plan);
@@ -224,13 +283,62 @@ std::string PlanFollower::Offer(std::shared_ptr<const policy::Plan> plan, uint64
   return "";
 }
 
-void PlanFollower::TakeDue(std::vector<policy::Action>* actions) {
-  if (!plan_ || !begun_) return;
-  if (std::exchange(enter_, false)) {
-    for (const policy::Action& action : expected_->entry) {
-      if (action.position >= cursor_) actions->push_back(action);
+void PlanFollower::Enter(const policy::Plan& plan, const Path& path, size_t due, uint32_t position,
+                         std::vector<policy::Action>* actions) {
+  // The last action on a facet, round and round, says where it is.
+  std::unordered_map<uint32_t, policy::Action::Kind> last;
+  for (size_t i = 0; i < plan.actions.size(); ++i) {
+    const policy::Action& action = plan.actions[(due + i) % plan.actions.size()];
+    last[action.facet] = action.kind;
+  }
+  std::vector<uint32_t> away;
+  std::vector<std::pair<uint32_t, uint32_t>> here;  // next use, facet
+  const auto now = static_cast<uint32_t>(position % path.groups.size());
+  for (const auto& [facet, uses] : path.positions) {
+    const auto found = last.find(facet);
+    if (found != last.end() && found->second == policy::Action::kUnload) {
+      away.push_back(facet);
+    } else {
+      here.emplace_back(path.NextUse(facet, now), facet);
     }
   }
+  std::sort(away.begin(), away.end());
+  std::sort(here.begin(), here.end());
+  for (const uint32_t facet : away) actions->push_back({position, policy::Action::kUnload, facet});
+  for (const auto& [next_use, facet] : here) actions->push_back({position, policy::Action::kLoad, facet});
+}
+
+void PlanFollower::TakeSectionDue(std::vector<policy::Action>* actions) {
+  const std::vector<policy::Action>& all = section_->plan->actions;
+  size_t end = section_action_;
+  if (section_entered_) end = 0;
+  while (end < all.size() && (all[end].kind == policy::Action::kLoad ? all[end].position <= section_cursor_
+                                                                     : all[end].position < section_cursor_)) {
+    ++end;
+  }
+  if (std::exchange(section_entered_, false)) {
+    // Where all of the section fits, what else there is may stay as long as nothing needs its room.
+    if (!all.empty()) {
+      std::vector<uint32_t> others;
+      for (const auto& [facet, uses] : expected_->path.positions) {
+        if (!section_->path.positions.contains(facet)) others.push_back(facet);
+      }
+      std::sort(others.begin(), others.end());
+      for (const uint32_t facet : others) actions->push_back({section_cursor_, policy::Action::kUnload, facet});
+    }
+    Enter(*section_->plan, section_->path, end, section_cursor_, actions);
+  } else {
+    actions->insert(actions->end(), section_rest_.begin(), section_rest_.end());
+    actions->insert(actions->end(), all.begin() + static_cast<std::ptrdiff_t>(section_action_),
+                    all.begin() + static_cast<std::ptrdiff_t>(end));
+  }
+  section_rest_.clear();
+  section_action_ = end;
+}
+
+void PlanFollower::TakeDue(std::vector<policy::Action>* actions) {
+  if (section_ != nullptr) return TakeSectionDue(actions);
+  if (!plan_ || !begun_) return;
   // A trace of another length than the plan's, until a plan for it comes.
   const uint32_t position =
       period_ * plan_positions_ + (plan_positions_ > 0 ? std::min(cursor_, plan_positions_ - 1) : cursor_);
@@ -241,11 +349,18 @@ void PlanFollower::TakeDue(std::vector<policy::Action>* actions) {
     if (!due) break;
     ++end;
   }
+  if (std::exchange(reenter_, false)) {
+    skipped_ = false;
+    next_action_ = end;
+    Enter(*plan_, expected_->path, end, position, actions);
+    return;
+  }
   TakeUpTo(end, position, std::exchange(skipped_, false), actions);
 }
 
 void PlanFollower::TakeRest(std::vector<policy::Action>* actions) {
-  if (!plan_ || !begun_) return;
+  // After a section the next position says what is to be where.
+  if (!plan_ || !begun_ || section_ != nullptr || reenter_) return;
   const uint32_t next = (period_ + 1) * plan_positions_;
   size_t end = next_action_;
   while (end < plan_->actions.size() && plan_->actions[end].position < next) ++end;
@@ -256,9 +371,8 @@ void PlanFollower::TakeRest(std::vector<policy::Action>* actions) {
 void PlanFollower::TakeUpTo(size_t end, uint32_t position, bool skipped, std::vector<policy::Action>* actions) {
   if (skipped) {
     const auto next_use = [this](uint32_t facet, uint32_t from) -> uint64_t {
-      if (plan_positions_ == 0) return UINT64_MAX;
-      const auto found = expected_->positions.find(facet);
-      if (found == expected_->positions.end()) return UINT64_MAX;
+      const auto found = expected_->path.positions.find(facet);
+      if (found == expected_->path.positions.end() || plan_positions_ == 0) return UINT64_MAX;
       const uint32_t period = from / plan_positions_;
       const auto next = std::lower_bound(found->second.begin(), found->second.end(), from % plan_positions_);
       return next != found->second.end() ? uint64_t{period} * plan_positions_ + *next
@@ -274,29 +388,17 @@ void PlanFollower::TakeUpTo(size_t end, uint32_t position, bool skipped, std::ve
 }
 
 uint32_t PlanFollower::NextUse(uint32_t facet) const {
+  if (section_ != nullptr) return section_->path.NextUse(facet, section_cursor_ + 1);
   if (expected_ == nullptr) return UINT32_MAX;
-  const auto it = expected_->positions.find(facet);
-  if (it == expected_->positions.end()) return UINT32_MAX;
-  const uint32_t now = begun_ ? cursor_ + 1 : 0;
-  const auto next = std::lower_bound(it->second.begin(), it->second.end(), now);
-  if (next != it->second.end()) return *next - now;
-  return it->second.front() + static_cast<uint32_t>(expected_->groups.size()) - now;
+  return expected_->path.NextUse(facet, begun_ ? cursor_ + 1 : 0);
 }
 
 std::vector<uint32_t> PlanFollower::Leftovers(uint32_t count) const {
   std::vector<uint32_t> leftovers;
-  if (!plan_ || expected_ == nullptr) return leftovers;
-  // A facet whose next action brings it is not counted on before.
-  std::unordered_map<uint32_t, policy::Action::Kind> next;
-  for (size_t i = next_action_; i < plan_->actions.size(); ++i) {
-    next.emplace(plan_->actions[i].facet, plan_->actions[i].kind);
-  }
+  if (expected_ == nullptr || section_ != nullptr) return leftovers;
   for (uint32_t facet = 0; facet < count; ++facet) {
-    const auto action = next.find(facet);
-    const bool comes = action != next.end() && action->second == policy::Action::kLoad;
-    if (comes || !expected_->positions.contains(facet)) leftovers.push_back(facet);
+    if (!expected_->path.positions.contains(facet)) leftovers.push_back(facet);
   }
-  std::stable_sort(leftovers.begin(), leftovers.end(), [this](uint32_t a, uint32_t b) { return NextUse(a) > NextUse(b); });
   return leftovers;
 }
 

@@ -1,10 +1,12 @@
-// Records the trace of each step and follows the plan made for it.
+// Records the trace of each step and follows a plan made for it.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "runtime/policy/planner.h"
@@ -14,14 +16,14 @@
 
 namespace misa {
 
-// Steps need not be alike: tasks take turns, an evaluation comes in between. The last few different traces are remembered,
-// each with its plan; at a step's end the next one's trace is predicted (runtime/predict), and a step that turns out to be
-// another one of those is followed from where that shows.
+// Steps need not be alike: tasks take turns, layers are left out. The last few different traces are remembered, each with
+// its plan; at a step's end the next one's trace is predicted (runtime/predict), and a step that turns out to be another one of
+// those is followed from where that shows.
 // Not thread-safe; the executor's lock guards it.
 class PlanFollower {
  public:
-  // Of one step, and of all that are remembered. What follows in the same step is executed like all else, but not recorded: a
-  // step that never ends (an evaluation over a whole data set) must not fill the memory. It is not taken for a period then.
+  // Of one step. What follows in the same step is executed like all else, but not recorded: a step that never ends (an
+  // evaluation over a whole data set) must not fill the memory. It is not taken for a period then.
   static constexpr size_t kMostPositions = 1 << 19;
 
   PlanFollower();
@@ -34,30 +36,37 @@ class PlanFollower {
   // The facet's content died: its last use in this step discards.
   void MarkDiscard(uint32_t facet);
 
-  // The step has ended: the trace of the next one is expected from here on. Returns what the ended one had.
+  // The step has ended: its trace becomes the expected one, unless a section was followed in it (an evaluation between two
+  // steps is no new way to train; where it comes in every step, the second equal one tells). Returns it with its digest.
   std::shared_ptr<const policy::Trace> EndStep(double compute_seconds, uint64_t other_bytes);
-  // Of the last step that was recorded whole.
-  uint64_t digest() const { return ended_digest_; }
+  uint64_t digest() const { return last_digest_; }
   // Of the trace that is expected now; 0 before the first step's end.
   uint64_t expected_digest() const { return expected_ != nullptr ? expected_->digest : 0; }
+  bool remembers(uint64_t digest) const { return known_.Find(digest) != nullptr; }
 
   // In force in the steps that are expected to have this trace, from the next EndStep on; a sentence where the plan does not
   // fit any trace that is remembered. A step whose own trace has no plan keeps to the newest one.
   std::string Offer(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
   uint64_t version() const { return plan_ ? version_ : 0; }
 
+  // A period inside steps (evaluation, accumulation), with a plan of one period for it, in place of the one of this key. Once
+  // a plan is in force for the steps, uses that leave the expected trace where the section begins again are followed round
+  // and round in it, until they leave that.
+  void SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace, std::shared_ptr<const policy::Plan> plan);
+  bool in_section() const { return section_ != nullptr; }
+
   // Actions of the plan that are due at the present position, in order; where positions were left out, what is left of
   // theirs (policy::CatchUp). A load is due when its position has begun; an unload when a later position than its own has.
-  // Where the step before was another one, loads of what the plan finds on the device at its start come first.
+  // Where the step before was another one, first all that takes the device to where the plan begins.
   void TakeDue(std::vector<policy::Action>* actions);
   // All of this period's that the step's end leaves over.
   void TakeRest(std::vector<policy::Action>* actions);
 
   // Distance in positions to the facet's next use by the expected trace; UINT32_MAX where it has none or no trace is known.
   uint32_t NextUse(uint32_t facet) const;
-  // The step before was another one than this, so the device holds what this one's plan does not reckon with.
+  // The step before was another one than this, so the device may hold what this one does not use.
   bool entered() const { return entered_; }
-  // Of the first `count` facets those that the plan does not count on at the present position, farthest next use first.
+  // Of the first `count` facets those that the expected trace does not use.
   std::vector<uint32_t> Leftovers(uint32_t count) const;
   bool knows_trace() const { return expected_ != nullptr; }
   uint64_t departures() const { return departures_; }
@@ -65,51 +74,80 @@ class PlanFollower {
   uint32_t cursor() const { return cursor_; }
 
  private:
+  // A trace to find positions in.
+  struct Path {
+    std::shared_ptr<const policy::Trace> trace;
+    std::vector<uint64_t> groups;
+    std::unordered_map<uint32_t, std::vector<uint32_t>> positions;  // facet -> its positions, ascending
+
+    void Set(std::shared_ptr<const policy::Trace> of);
+    // Distance in positions from `now` on to the facet's next use, round and round; UINT32_MAX where it has none.
+    uint32_t NextUse(uint32_t facet, uint32_t now) const;
+  };
   // A trace that steps had, and what belongs to it.
   struct Known {
     uint64_t digest = 0;
-    std::shared_ptr<const policy::Trace> trace;
-    std::vector<uint64_t> groups;    // hash of each position's
-    std::vector<uint64_t> prefixes;  // of all groups up to each position
-    std::unordered_map<uint32_t, std::vector<uint32_t>> positions;  // facet -> its positions, ascending
+    Path path;
+    std::vector<uint64_t> prefixes;       // of all groups up to each position
+    std::unordered_set<uint64_t> pairs;   // of positions that follow each other
     std::shared_ptr<const policy::Plan> plan;
     uint64_t version = 0;
-    // What the plan finds on the device at its start, in the order of first use.
-    std::vector<policy::Action> entry;
+  };
+  struct Section {
+    Path path;
+    std::shared_ptr<const policy::Plan> plan;
   };
 
   static uint64_t GroupHash(const policy::Use* uses, size_t count);
+  static uint64_t PairHash(uint64_t before, uint64_t now) { return before * 0x9e3779b97f4a7c15ull + now; }
   Known* Remember(std::shared_ptr<const policy::Trace> trace, uint64_t digest);
   // Another trace that is remembered and is this step's up to the present position; nullptr where there is none.
   Known* SameSoFar();
   void Follow(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint32_t positions);
+  // The use goes on in a section; true where one was entered.
+  bool EnterSection(uint64_t before, uint64_t hash);
+  // The use, which is not the section's next, goes on in the expected trace, somewhere.
+  void LeaveSection(uint64_t hash);
+  void TakeSectionDue(std::vector<policy::Action>* actions);
+  // What takes the device from anywhere to the plan's steady state at a position, with `due` of its actions behind it:
+  // first what has to go, then what has to come in the order of its use.
+  static void Enter(const policy::Plan& plan, const Path& path, size_t due, uint32_t position,
+                    std::vector<policy::Action>* actions);
   // The plan's actions up to `end`, at `position` of its cycle.
   void TakeUpTo(size_t end, uint32_t position, bool skipped, std::vector<policy::Action>* actions);
   void NextPeriod();
 
   policy::Trace recording_;
-  uint64_t prefix_ = 0;  // of the groups of this step
   bool cut_off_ = false;  // the step had more positions than are recorded
+  uint64_t prefix_ = 0;  // of the groups of this step
   predict::Recent<Known> known_;
   std::unique_ptr<predict::Bidder> bidder_;  // over digests
   Known* expected_ = nullptr;                // among known_
-  uint64_t ended_digest_ = 0;
+  uint64_t last_digest_ = 0;                 // of the step before
   uint32_t cursor_ = 0;
   bool begun_ = false;  // a position of this step has begun
   bool skipped_ = false;  // positions were left out since actions were last taken
   bool entered_ = false;
-  bool enter_ = false;  // what the plan starts from is still to be asked for
   uint64_t departures_ = 0;
 
   std::shared_ptr<const policy::Plan> plan_;
-  uint64_t version_ = 0;
-  // The newest one, until the next EndStep.
   std::shared_ptr<const policy::Plan> offered_;
+  uint64_t version_ = 0;
   uint64_t offered_version_ = 0;
   uint32_t offered_positions_ = 0;
   uint32_t plan_positions_ = 0;  // of one period of the plan
   uint32_t period_ = 0;          // of the plan's cycle
   size_t next_action_ = 0;
+
+  std::map<uint32_t, Section> sections_;
+  Section* section_ = nullptr;  // that is followed now
+  uint32_t section_cursor_ = 0;
+  size_t section_action_ = 0;  // the next one
+  bool section_entered_ = false;  // and nothing was taken since
+  std::vector<policy::Action> section_rest_;  // that its last round left over
+  bool strayed_ = false;  // a section was followed in this step
+  bool reenter_ = false;  // the device is not as the plan expects it: a section or another step was followed since
+  uint64_t last_hash_ = 0;
 };
 
 }  // namespace misa
