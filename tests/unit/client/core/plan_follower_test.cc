@@ -25,7 +25,10 @@ class Follower {
     follower.Begin(group.data(), group.size(), seconds, other);
   }
   std::shared_ptr<const policy::Trace> Step(const std::vector<Group>& groups) {
-    for (const Group& group : groups) Begin(group);
+    for (const Group& group : groups) {
+      Begin(group);
+      Due();
+    }
     return follower.EndStep(0, 0);
   }
   std::string Offer(std::vector<Action> actions, uint64_t version, uint64_t digest) {
