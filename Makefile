@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test test-asan test-tsan test-compiled exactness bench bench-memory-limit bench-observer bench-startup bench-doors bench-ecosystem bench-policy bench-twins package lint clean
+.PHONY: help setup build demo test test-asan test-tsan test-compiled exactness bench bench-memory-limit bench-observer bench-startup bench-doors bench-ecosystem bench-policy bench-tasks bench-twins package lint clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-20s %s\n", $$1, $$2}' Makefile
@@ -36,7 +36,7 @@ test-compiled: build ## managed models compiled by Inductor (half a minute of co
 exactness: build ## managed beside plain training: families, optimizers, loops, budgets (EXACTNESS_ARGS)
 	@$(PYTHON) -m tests.exactness $(EXACTNESS_ARGS)
 
-bench: bench-memory-limit bench-observer bench-policy bench-twins bench-doors ## every benchmark, reports in out/bench
+bench: bench-memory-limit bench-observer bench-policy bench-tasks bench-twins bench-doors ## every benchmark, reports in out/bench
 
 bench-memory-limit: build ## training under a memory limit beside swap and memory-mapped files (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.memory_limit $(BENCH_ARGS)
@@ -52,6 +52,9 @@ bench-ecosystem: build ## beside Accelerate's disk offload and torch's mapped fi
 
 bench-policy: build ## the planner beside the bound, cache policies and the exact optimum (BENCH_ARGS)
 	@$(PYTHON) -m tests.bench.policy $(BENCH_ARGS)
+
+bench-tasks: build ## several tasks in one trainer beside one trainer a task (BENCH_ARGS)
+	@$(PYTHON) -m tests.bench.tasks $(BENCH_ARGS)
 
 package: setup ## the wheel, installed into an empty folder and trained with
 	@tools/package.sh

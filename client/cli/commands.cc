@@ -136,6 +136,14 @@ std::string SessionsText(const v1::ListSessionsResponse& sessions, bool color) {
                   absl::StrCat(session.step()), FormatSeconds(session.step_seconds()),
                   FormatSeconds(session.stall_seconds()), bound, absl::StrCat(session.plan_version()),
                   FormatSeconds(session.attached_seconds())});
+    if (session.tasks_size() > 0) {
+      std::string tasks;
+      for (const v1::Task& task : session.tasks()) {
+        absl::StrAppend(&tasks, tasks.empty() ? "" : ", ", task.name().empty() ? "(none)" : Printable(task.name()),
+                        absl::StrFormat(" %.0f %% (weight %.3g, %d steps)", task.share() * 100, task.weight(), task.steps()));
+      }
+      absl::StrAppend(&notes, "session ", Printable(session.session()), ": tasks ", tasks, "\n");
+    }
     absl::StrAppend(&notes, GuardsText(session));
     if (!session.last_problem().empty()) {
       absl::StrAppend(&problems, "session ", Printable(session.session()), ": ", Printable(session.last_problem()),

@@ -84,6 +84,9 @@ void AddPlanOptions(CLI::App* plan, misa::cli::PlanOptions* options) {
   plan->add_option("--batch", options->batch, "Sequences a step (default: 1)")->type_name("COUNT");
   plan->add_option("--sequence", options->sequence, "Tokens of one (default: 2048, or the model's longest)")
       ->type_name("COUNT");
+  plan->add_option("--micro-batch", options->micro_batch,
+                   "Sequences that go through a block at once, all of a batch before the next block (default: the batch)")
+      ->type_name("COUNT");
   plan->add_option("--checkpointing", options->checkpointing, "none (default) or full: each block is computed again");
   plan->add_option("--attention", options->attention, "fused (default) or unfused: scores are kept");
   plan->add_option("--budget", options->budget,

@@ -185,6 +185,10 @@ policy::Result<PlanAnswer> MakePlanAnswer(const PlanOptions& options) {
   training.batch = options.batch;
   training.sequence = options.sequence.value_or(0);
   if (options.sequence && *options.sequence == 0) return fail("A sequence has at least 1 token.");
+  if (options.micro_batch && (*options.micro_batch == 0 || *options.micro_batch > options.batch)) {
+    return fail(absl::StrCat("A micro-batch has at least 1 sequence and at most the ", options.batch, " of the batch."));
+  }
+  training.micro_batch = options.micro_batch.value_or(0);
   if (options.checkpointing != "none" && options.checkpointing != "full") {
     return fail(absl::StrCat("There is no checkpointing \"", options.checkpointing, "\"; known are none, full."));
   }
@@ -258,7 +262,8 @@ std::string PlanText(const PlanAnswer& answer, bool color) {
                         FormatByteSize(answer.modes.front().prediction.budget_bytes),
                         answer.device.flops_per_second * answer.device.utilization / 1e12, answer.device.utilization,
                         FormatRate(link.load), FormatRate(link.unload), FormatRate(link.duplex_load + link.duplex_unload));
-  absl::StrAppendFormat(&text, "batch %d of %d tokens, %s, %s attention\n\n", training.batch, training.sequence,
+  absl::StrAppendFormat(&text, "batch %d of %d tokens, %s%s, %s attention\n\n", training.batch, training.sequence,
+                        training.micro_batch > 0 ? absl::StrCat(training.micro_batch, " at once through a block, ") : "",
                         training.checkpointing ? "full checkpointing" : "no checkpointing",
                         training.fused_attention ? "fused" : "unfused");
 
@@ -343,6 +348,7 @@ json PlanJson(const PlanAnswer& answer) {
                      {"precision", training.precision},
                      {"batch", training.batch},
                      {"sequence", training.sequence},
+                     {"micro_batch", training.micro_batch > 0 ? training.micro_batch : training.batch},
                      {"checkpointing", training.checkpointing ? "full" : "none"},
                      {"attention", training.fused_attention ? "fused" : "unfused"}};
   out["state"] = {{"weights_bytes", answer.state.weights},

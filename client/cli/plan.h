@@ -21,6 +21,7 @@ struct PlanOptions {
   std::string precision = "bf16-mixed";
   uint64_t batch = 1;
   std::optional<uint64_t> sequence;
+  std::optional<uint64_t> micro_batch;  // none: the whole batch at once
   std::string checkpointing = "none";  // or "full"
   std::string attention = "fused";     // or "unfused"
   std::string budget;       // "": what the device has

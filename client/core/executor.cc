@@ -1063,6 +1063,12 @@ std::string Executor::OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64
   return follower_.Offer(std::move(plan), version, trace_digest);
 }
 
+void Executor::SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace,
+                          std::shared_ptr<const policy::Plan> plan) {
+  Lock lock(mutex_);
+  follower_.SetSection(key, std::move(trace), std::move(plan));
+}
+
 void Executor::UnloadAll() {
   Lock lock(mutex_);
   UnloadUnused();

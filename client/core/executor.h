@@ -170,6 +170,9 @@ class Executor {
   // A sentence where the plan is not for this trace; the old one stays then. In force from the next boundary.
   std::string OfferPlan(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest);
 
+  // A period inside the steps and its plan (PlanFollower::SetSection).
+  void SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace, std::shared_ptr<const policy::Plan> plan);
+
   // Evicts until the bytes on the device are under the meter's budget; a sentence where they cannot be.
   std::string FitBudget();
   // Forgets what was recorded so far: the next use begins the first step.

@@ -36,13 +36,31 @@ void PlanFollower::Begin(const policy::Use* uses, size_t count, double compute_s
   } else {
     cut_off_ = true;
   }
-  if (!expected_) return;
+  if (!expected_.trace) return;
   const uint64_t hash = GroupHash(uses, count);
-  const auto size = static_cast<uint32_t>(expected_groups_.size());
+  const uint64_t before = std::exchange(last_hash_, hash);
+  const auto size = static_cast<uint32_t>(expected_.groups.size());
+  if (section_ != nullptr) {
+    const auto round = static_cast<uint32_t>(section_->path.groups.size());
+    const uint32_t next = section_cursor_ + 1 < round ? section_cursor_ + 1 : 0;
+    if (section_->path.groups[next] != hash) return LeaveSection(hash);
+    if (next == 0) {
+      const std::vector<policy::Action>& all = section_->plan->actions;
+      section_rest_.insert(section_rest_.end(), all.begin() + static_cast<std::ptrdiff_t>(section_action_), all.end());
+      section_action_ = 0;
+    }
+    section_cursor_ = next;
+    return;
+  }
   const uint32_t from = begun_ ? cursor_ + 1 : 0;
+  const bool next_expected = from < size && expected_.groups[from] == hash;
+  if (!next_expected && begun_ && plan_ && !sections_.empty() &&
+      (from >= size || !expected_pairs_.contains(PairHash(before, hash))) && EnterSection(before, hash)) {
+    return;
+  }
   const uint32_t to = std::min<uint64_t>(size, static_cast<uint64_t>(from) + kResyncWindow);
   for (uint32_t i = from; i < to; ++i) {
-    if (expected_groups_[i] == hash) {
+    if (expected_.groups[i] == hash) {
       if (i != from) {
         ++departures_;
         skipped_ = true;
@@ -72,6 +90,35 @@ void PlanFollower::MarkDiscard(uint32_t facet) {
   }
 }
 
+bool PlanFollower::EnterSection(uint64_t before, uint64_t hash) {
+  for (auto& [key, section] : sections_) {
+    const std::vector<uint64_t>& groups = section.path.groups;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (groups[i] != hash || groups[i > 0 ? i - 1 : groups.size() - 1] != before) continue;
+      section_ = &section;
+      section_cursor_ = static_cast<uint32_t>(i);
+      section_entered_ = true;
+      strayed_ = reenter_ = true;
+      return true;
+    }
+  }
+  return false;
+}
+
+void PlanFollower::LeaveSection(uint64_t hash) {
+  section_ = nullptr;
+  section_rest_.clear();
+  // A section shares its beginning with what comes after it, so that more than a window was passed over perhaps.
+  const auto& groups = expected_.groups;
+  auto found = std::find(groups.begin() + cursor_ + 1, groups.end(), hash);
+  if (found == groups.end()) found = std::find(groups.begin(), groups.end(), hash);
+  if (found == groups.end()) {
+    ++departures_;
+    return;
+  }
+  cursor_ = static_cast<uint32_t>(found - groups.begin());
+}
+
 std::shared_ptr<const policy::Trace> PlanFollower::EndStep(double compute_seconds, uint64_t other_bytes) {
   if (!recording_.entries.empty()) {
     recording_.entries.back().compute_seconds = compute_seconds;
@@ -79,16 +126,22 @@ std::shared_ptr<const policy::Trace> PlanFollower::EndStep(double compute_second
   }
   const auto last = std::make_shared<const policy::Trace>(std::move(recording_));
   recording_ = {};
-  if (!std::exchange(cut_off_, false)) {
+  const bool whole = !std::exchange(cut_off_, false);
+  const uint64_t digest = whole ? policy::Digest(*last) : last_digest_;
+  const bool again = digest == std::exchange(last_digest_, digest);
+  if (whole && (!std::exchange(strayed_, false) || again)) {
     recording_.entries.reserve(last->entries.size() + 8);
-    const uint64_t digest = policy::Digest(*last);
-    previous_digest_ = expected_ ? expected_digest_ : digest;
-    previous_positions_ = static_cast<uint32_t>((expected_ ? expected_ : last)->entries.size());
-    if (digest != expected_digest_ || !expected_) {
+    const bool known = expected_.trace != nullptr;
+    previous_digest_ = known ? expected_digest_ : digest;
+    previous_positions_ = static_cast<uint32_t>((known ? expected_.trace : last)->entries.size());
+    if (digest != expected_digest_ || !known) {
       InstallExpected(last);
       expected_digest_ = digest;
     }
   }
+  section_ = nullptr;
+  section_rest_.clear();
+  strayed_ = false;
   begun_ = false;
   cursor_ = 0;
   skipped_ = false;
@@ -116,23 +169,51 @@ void PlanFollower::NextPeriod() {
   }
 }
 
-void PlanFollower::InstallExpected(std::shared_ptr<const policy::Trace> trace) {
-  expected_ = std::move(trace);
-  expected_groups_.clear();
-  positions_.clear();
-  for (uint32_t i = 0; i < expected_->entries.size(); ++i) {
-    const auto& uses = expected_->entries[i].uses;
-    expected_groups_.push_back(GroupHash(uses.data(), uses.size()));
-    for (const policy::Use& use : uses) positions_[use.facet].push_back(i);
+void PlanFollower::Path::Set(std::shared_ptr<const policy::Trace> of) {
+  trace = std::move(of);
+  groups.clear();
+  positions.clear();
+  for (uint32_t i = 0; i < trace->entries.size(); ++i) {
+    const auto& uses = trace->entries[i].uses;
+    groups.push_back(GroupHash(uses.data(), uses.size()));
+    for (const policy::Use& use : uses) positions[use.facet].push_back(i);
   }
 }
 
+uint32_t PlanFollower::Path::NextUse(uint32_t facet, uint32_t now) const {
+  const auto it = positions.find(facet);
+  if (it == positions.end()) return UINT32_MAX;
+  const auto next = std::lower_bound(it->second.begin(), it->second.end(), now);
+  if (next != it->second.end()) return *next - now;
+  return it->second.front() + static_cast<uint32_t>(groups.size()) - now;
+}
+
+void PlanFollower::InstallExpected(std::shared_ptr<const policy::Trace> trace) {
+  expected_.Set(std::move(trace));
+  expected_pairs_.clear();
+  for (size_t i = 1; i < expected_.groups.size(); ++i) {
+    expected_pairs_.insert(PairHash(expected_.groups[i - 1], expected_.groups[i]));
+  }
+}
+
+void PlanFollower::SetSection(uint32_t key, std::shared_ptr<const policy::Trace> trace,
+                              std::shared_ptr<const policy::Plan> plan) {
+  Section& section = sections_[key];
+  if (section_ == &section) {
+    // Positions of the old one say nothing in the new one.
+    section_ = nullptr;
+    section_rest_.clear();
+  }
+  section.path.Set(std::move(trace));
+  section.plan = std::move(plan);
+}
+
 std::string PlanFollower::Offer(std::shared_ptr<const policy::Plan> plan, uint64_t version, uint64_t trace_digest) {
-  if (!expected_ || (trace_digest != expected_digest_ && trace_digest != previous_digest_)) {
+  if (!expected_.trace || (trace_digest != expected_digest_ && trace_digest != previous_digest_)) {
     return "The plan is for another trace than the last steps had; the old plan stays.";
   }
   const uint32_t positions =
-      trace_digest == expected_digest_ ? static_cast<uint32_t>(expected_groups_.size()) : previous_positions_;
+      trace_digest == expected_digest_ ? static_cast<uint32_t>(expected_.groups.size()) : previous_positions_;
   const uint64_t cycle = uint64_t{plan->periods} * positions;
   for (const policy::Action& action : plan->actions) {
     if (action.position >= cycle) {
@@ -146,7 +227,61 @@ std::string PlanFollower::Offer(std::shared_ptr<const policy::Plan> plan, uint64
   return "";
 }
 
+void PlanFollower::Enter(const policy::Plan& plan, const Path& path, size_t due, uint32_t position,
+                         std::vector<policy::Action>* actions) {
+  // The last action on a facet, round and round, says where it is.
+  std::unordered_map<uint32_t, policy::Action::Kind> last;
+  for (size_t i = 0; i < plan.actions.size(); ++i) {
+    const policy::Action& action = plan.actions[(due + i) % plan.actions.size()];
+    last[action.facet] = action.kind;
+  }
+  std::vector<uint32_t> away;
+  std::vector<std::pair<uint32_t, uint32_t>> here;  // next use, facet
+  const auto now = static_cast<uint32_t>(position % path.groups.size());
+  for (const auto& [facet, uses] : path.positions) {
+    const auto found = last.find(facet);
+    if (found != last.end() && found->second == policy::Action::kUnload) {
+      away.push_back(facet);
+    } else {
+      here.emplace_back(path.NextUse(facet, now), facet);
+    }
+  }
+  std::sort(away.begin(), away.end());
+  std::sort(here.begin(), here.end());
+  for (const uint32_t facet : away) actions->push_back({position, policy::Action::kUnload, facet});
+  for (const auto& [next_use, facet] : here) actions->push_back({position, policy::Action::kLoad, facet});
+}
+
+void PlanFollower::TakeSectionDue(std::vector<policy::Action>* actions) {
+  const std::vector<policy::Action>& all = section_->plan->actions;
+  size_t end = section_action_;
+  if (section_entered_) end = 0;
+  while (end < all.size() && (all[end].kind == policy::Action::kLoad ? all[end].position <= section_cursor_
+                                                                     : all[end].position < section_cursor_)) {
+    ++end;
+  }
+  if (std::exchange(section_entered_, false)) {
+    // Where all of the section fits, what else there is may stay as long as nothing needs its room.
+    if (!all.empty()) {
+      std::vector<uint32_t> others;
+      for (const auto& [facet, uses] : expected_.positions) {
+        if (!section_->path.positions.contains(facet)) others.push_back(facet);
+      }
+      std::sort(others.begin(), others.end());
+      for (const uint32_t facet : others) actions->push_back({section_cursor_, policy::Action::kUnload, facet});
+    }
+    Enter(*section_->plan, section_->path, end, section_cursor_, actions);
+  } else {
+    actions->insert(actions->end(), section_rest_.begin(), section_rest_.end());
+    actions->insert(actions->end(), all.begin() + static_cast<std::ptrdiff_t>(section_action_),
+                    all.begin() + static_cast<std::ptrdiff_t>(end));
+  }
+  section_rest_.clear();
+  section_action_ = end;
+}
+
 void PlanFollower::TakeDue(std::vector<policy::Action>* actions) {
+  if (section_ != nullptr) return TakeSectionDue(actions);
   if (!plan_ || !begun_) return;
   // A trace of another length than the plan's, until a plan for it comes.
   const uint32_t position =
@@ -158,11 +293,18 @@ void PlanFollower::TakeDue(std::vector<policy::Action>* actions) {
     if (!due) break;
     ++end;
   }
+  if (std::exchange(reenter_, false)) {
+    skipped_ = false;
+    next_action_ = end;
+    Enter(*plan_, expected_, end, position, actions);
+    return;
+  }
   TakeUpTo(end, position, std::exchange(skipped_, false), actions);
 }
 
 void PlanFollower::TakeRest(std::vector<policy::Action>* actions) {
-  if (!plan_ || !begun_) return;
+  // After a section the next position says what is to be where.
+  if (!plan_ || !begun_ || section_ != nullptr || reenter_) return;
   const uint32_t next = (period_ + 1) * plan_positions_;
   size_t end = next_action_;
   while (end < plan_->actions.size() && plan_->actions[end].position < next) ++end;
@@ -173,8 +315,8 @@ void PlanFollower::TakeRest(std::vector<policy::Action>* actions) {
 void PlanFollower::TakeUpTo(size_t end, uint32_t position, bool skipped, std::vector<policy::Action>* actions) {
   if (skipped) {
     const auto next_use = [this](uint32_t facet, uint32_t from) -> uint64_t {
-      const auto found = positions_.find(facet);
-      if (found == positions_.end() || plan_positions_ == 0) return UINT64_MAX;
+      const auto found = expected_.positions.find(facet);
+      if (found == expected_.positions.end() || plan_positions_ == 0) return UINT64_MAX;
       const uint32_t period = from / plan_positions_;
       const auto next = std::lower_bound(found->second.begin(), found->second.end(), from % plan_positions_);
       return next != found->second.end() ? uint64_t{period} * plan_positions_ + *next
@@ -190,13 +332,9 @@ void PlanFollower::TakeUpTo(size_t end, uint32_t position, bool skipped, std::ve
 }
 
 uint32_t PlanFollower::NextUse(uint32_t facet) const {
-  if (!expected_) return UINT32_MAX;
-  auto it = positions_.find(facet);
-  if (it == positions_.end()) return UINT32_MAX;
-  const uint32_t now = begun_ ? cursor_ + 1 : 0;
-  auto next = std::lower_bound(it->second.begin(), it->second.end(), now);
-  if (next != it->second.end()) return *next - now;
-  return it->second.front() + static_cast<uint32_t>(expected_groups_.size()) - now;
+  if (section_ != nullptr) return section_->path.NextUse(facet, section_cursor_ + 1);
+  if (!expected_.trace) return UINT32_MAX;
+  return expected_.NextUse(facet, begun_ ? cursor_ + 1 : 0);
 }
 
 }  // namespace misa

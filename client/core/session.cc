@@ -541,6 +541,10 @@ class GrpcSession final : public Session {
     out->set_problem(report.problem);
     out->set_pool_backed_bytes(report.pool_backed_bytes);
     out->set_budget_serial(report.budget_serial);
+    if (!report.task.empty()) {
+      out->set_task(report.task);
+      out->set_task_weight(report.task_weight);
+    }
     return request;
   }
 

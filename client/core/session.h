@@ -99,6 +99,8 @@ struct StepReport {
   uint64_t budget_serial = 0;  // of the change that was in force in the whole step
   bool send_trace = false;
   std::vector<trace::Section> mode_traces;  // periods inside this step, to be sent
+  std::string task;                         // that this step belongs to; "": none
+  double task_weight = 1;
 };
 
 struct OfferedPlan {

@@ -25,6 +25,8 @@
 #include "runtime/guard/pins.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/policy/sampler.h"
+#include "runtime/policy/step_bound.h"
+#include "runtime/policy/tasks.h"
 
 namespace py = pybind11;
 
@@ -62,7 +64,7 @@ py::dict TotalsDict(const RunTotals& t) {
   d["stall_seconds"] = t.stall_seconds;
   d["loaded_bytes"] = t.loaded_bytes;
   d["unloaded_bytes"] = t.unloaded_bytes;
-  d["bound_step_seconds"] = t.bound.step_seconds;
+  d["bound_step_seconds"] = t.bound_step_seconds;
   d["bound_load_bytes"] = t.bound.load_bytes;
   d["bound_unload_bytes"] = t.bound.unload_bytes;
   d["plan_version"] = t.plan_version;
@@ -378,6 +380,7 @@ void BindManager(py::module_& m) {
       .def("set_pins", &Manager::SetPins)
       .def("set_sampling", &Manager::SetSampling, py::arg("round"), py::arg("active"), py::arg("digest"),
            py::arg("counted_steps") = 1, py::arg("waits") = false)
+      .def("set_task", &Manager::SetTask)
       .def("pin",
            [](Manager& self, const at::Tensor& tensor) {
              std::string error;
@@ -514,6 +517,55 @@ void BindManager(py::module_& m) {
       });
 }
 
+void RaiseValue(const std::string& error) {
+  if (!error.empty()) throw py::value_error(error);
+}
+
+void BindTasks(py::module_& m) {
+  using Saved = std::vector<std::tuple<std::string, double, uint64_t>>;
+  py::class_<policy::TaskTable>(m, "TaskTable")
+      .def(py::init<>())
+      .def("enter",
+           [](policy::TaskTable& self, const std::string& name, double weight) {
+             uint32_t task = 0;
+             if (const std::string error = self.Enter(name, weight, &task); !error.empty()) {
+               throw py::value_error(error + " Nothing was changed.");
+             }
+           })
+      .def("close", &policy::TaskTable::Close)
+      .def("count_step",
+           [](policy::TaskTable& self, const std::string& name) {
+             for (uint32_t i = 0; i < self.size(); ++i) {
+               if (self.tasks()[i].name == name) self.CountStep(i);
+             }
+           })
+      .def("assign",
+           [](policy::TaskTable& self, const Saved& saved) {
+             policy::TaskTable checked;
+             std::vector<policy::Task> tasks;
+             for (const auto& [name, weight, steps] : saved) {
+               uint32_t task = 0;
+               const std::string error = checked.Enter(name, weight, &task);
+               if (!error.empty() || task != tasks.size()) {
+                 throw py::value_error("The saved tasks are damaged" +
+                                       (error.empty() ? std::string(".") : ": " + error) + " Nothing was changed.");
+               }
+               tasks.push_back({name, name.empty() ? 1.0 : weight, steps});
+             }
+             if (!tasks.empty()) self.Assign(std::move(tasks));
+           })
+      // name, weight, share, steps
+      .def("tasks", [](const policy::TaskTable& self) {
+        std::vector<std::tuple<std::string, double, double, uint64_t>> out;
+        const std::vector<double> shares = self.Shares();
+        for (size_t i = 0; i < self.size(); ++i) {
+          const policy::Task& task = self.tasks()[i];
+          out.emplace_back(task.name, task.weight, shares[i], task.steps);
+        }
+        return out;
+      });
+}
+
 void BindSampler(py::module_& m) {
   py::class_<policy::SamplerOptions>(m, "SamplerOptions")
       .def(py::init([](double delta, double eta, double alpha, uint32_t inner_steps, uint64_t seed,
@@ -557,8 +609,7 @@ void BindSampler(py::module_& m) {
           [](const policy::SamplerOptions& options, const std::vector<std::pair<std::string, uint64_t>>& modules) {
             std::vector<policy::SamplerModule> list;
             for (const auto& [name, count] : modules) list.push_back({name, count});
-            const std::string error = policy::CheckSampler(options, list);
-            if (!error.empty()) throw py::value_error(error);
+            RaiseValue(policy::CheckSampler(options, list));
             return std::make_unique<policy::ModuleSampler>(options, std::move(list));
           }))
       .def("active", &policy::ModuleSampler::active)
@@ -567,7 +618,21 @@ void BindSampler(py::module_& m) {
            [](policy::ModuleSampler& self, uint32_t module, double sum, double sum_squares, uint64_t count) {
              Check(self.Observe(module, {sum, sum_squares, count}));
            })
-      .def("end_step", &policy::ModuleSampler::EndStep, py::arg("counted_steps") = 1)
+      // Of the task of this name ("" for none), whose weight is this from now on.
+      .def(
+          "end_step",
+          [](policy::ModuleSampler& self, uint32_t counted_steps, const std::string& task, double weight) {
+            uint32_t number = 0;
+            RaiseValue(self.EnterTask(task, weight, &number));
+            return self.EndStep(counted_steps, number);
+          },
+          py::arg("counted_steps") = 1, py::arg("task") = "", py::arg("weight") = 1.0)
+      .def("tasks",
+           [](const policy::ModuleSampler& self) {
+             std::vector<std::tuple<std::string, double, uint64_t>> out;
+             for (const policy::Task& task : self.tasks()) out.emplace_back(task.name, task.weight, task.steps);
+             return out;
+           })
       .def("digest", &policy::ModuleSampler::Digest)
       .def("serialize",
            [](const policy::ModuleSampler& self) {
@@ -575,8 +640,7 @@ void BindSampler(py::module_& m) {
              return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
            })
       .def("restore", [](policy::ModuleSampler& self, const std::string& bytes) {
-        const std::string error = self.Restore({bytes.begin(), bytes.end()});
-        if (!error.empty()) throw py::value_error(error);
+        RaiseValue(self.Restore({bytes.begin(), bytes.end()}));
       });
 }
 
@@ -604,6 +668,15 @@ PYBIND11_MODULE(_C, m) {
                static_cast<double>(iterations);
       },
       py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "measured_step_bound",
+      [](double compute_seconds, uint64_t load_bytes, uint64_t unload_bytes, double load, double unload, double duplex_load,
+         double duplex_unload) {
+        return policy::MeasuredStepBound(compute_seconds, {load_bytes, unload_bytes, 0}, {load, unload, duplex_load, duplex_unload});
+      },
+      py::kw_only(), py::arg("compute_seconds"), py::arg("load_bytes"), py::arg("unload_bytes"),
+      py::arg("load_bytes_per_second"), py::arg("unload_bytes_per_second"), py::arg("duplex_load_bytes_per_second"),
+      py::arg("duplex_unload_bytes_per_second"));
   m.def("live_bytes", [] { return DeviceMeter::Get().total_bytes(); });
   m.def("other_bytes", [] { return DeviceMeter::Get().other_bytes(); });
   m.def("pool_bytes", [] { return DeviceMeter::Get().pool_bytes(); });
@@ -660,6 +733,7 @@ PYBIND11_MODULE(_C, m) {
       .def("samples", &Timeline::samples)
       .def("stddev_bytes", &Timeline::stddev_bytes);
   BindManager(m);
+  BindTasks(m);
   BindSampler(m);
 }
 

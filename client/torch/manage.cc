@@ -210,7 +210,7 @@ class WithGroups {
 
 template <typename T>
 double SettledMedian(std::vector<T> values) {
-  if (values.size() > 6) values.erase(values.begin(), values.begin() + 3);
+  values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(torch_client::FirstSettled(values.size())));
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
@@ -631,7 +631,7 @@ RunReport Run::MakeReport() const {
   report.steps = steps_;
   report.step_seconds_median = SettledMedian(totals.step_seconds);
   report.stall_seconds_median = SettledMedian(totals.stall_seconds);
-  report.bound_step_seconds = totals.bound.step_seconds;
+  report.bound_step_seconds = totals.bound_step_seconds;
   report.h2d_bytes_per_step = SettledMedian(totals.loaded_bytes);
   report.d2h_bytes_per_step = SettledMedian(totals.unloaded_bytes);
   report.bound_h2d_bytes_per_step = static_cast<double>(totals.bound.load_bytes);

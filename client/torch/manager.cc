@@ -21,6 +21,7 @@
 #include "runtime/device/modelled_link.h"
 #include "runtime/memory/byte_size.h"
 #include "runtime/trace/modes.h"
+#include "runtime/policy/session_plan.h"
 #include "runtime/policy/step_bound.h"
 
 namespace misa::torch_client {
@@ -47,6 +48,10 @@ constexpr char kAlreadyManaged[] =
 // A trace whose times have moved by more than this share is worth a new plan; and how soon after the last one.
 constexpr double kRefreshShare = 0.03;
 constexpr uint64_t kFirstRefreshSteps = 2;
+// Kept free beside other tensors where a part of a step is planned, as the daemon does for steps.
+constexpr uint64_t kReserveBytes = 16ull << 20;
+// A longer part of a step is not planned: it would take seconds.
+constexpr size_t kMostSectionPositions = 1 << 15;
 
 double ComputeSeconds(const policy::Trace& trace) {
   double seconds = 0;
@@ -1520,6 +1525,12 @@ void Manager::SetSampling(uint64_t round, std::vector<uint32_t> active, uint64_t
   sampling_waits_ = waits;
 }
 
+void Manager::SetTask(std::string name, double weight) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  task_ = std::move(name);
+  task_weight_ = weight;
+}
+
 // ------------------------------------------------------------------------------------------------------------ reports
 
 void Manager::OnStep(StepSummary summary) {
@@ -1532,7 +1543,13 @@ void Manager::OnStep(StepSummary summary) {
   if (!report.problem.empty()) Notice(report.problem);
   DecideGradients(*summary.trace);
   // A step like one before has nothing new inside; the digests are read and written by this thread alone.
-  if (summary.trace_digest != last_trace_seen_) report.mode_traces = NewModeTraces(*summary.trace);
+  if (summary.trace_digest != last_trace_seen_) {
+    report.mode_traces = NewModeTraces(*summary.trace);
+    for (const trace::Section& section : report.mode_traces) {
+      sections_[section.mode] = std::make_shared<const policy::Trace>(section.trace);
+      PlanSection(section.mode);
+    }
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     report.statistics = std::move(finished_statistics_);
@@ -1542,6 +1559,8 @@ void Manager::OnStep(StepSummary summary) {
     report.round = round_;
     report.active_modules = active_;
     report.sampler_digest = sampler_digest_;
+    report.task = task_;
+    report.task_weight = task_weight_;
     report.counted_steps = counted_steps_;
     report.sampling_waits = sampling_waits_;
     report.loss = std::exchange(loss_, std::nullopt);
@@ -1623,6 +1642,7 @@ void Manager::ApplyBudget() {
     budget_ = told;
     budget_serial_ = serial;
     meter.TakeWindowPeak();  // the step is measured from here on
+    for (const auto& [mode, trace] : sections_) PlanSection(mode);
     return;
   }
   meter.SetBudget(before);
@@ -1644,6 +1664,29 @@ std::vector<trace::Section> Manager::NewModeTraces(const policy::Trace& step) {
     return std::exchange(mode_traces_sent_[section.mode], digest) == digest;
   });
   return found;
+}
+
+// Parts of a step are planned here: the daemon plans what comes again and again, and these come when the loop likes. A few
+// milliseconds, for each new one.
+void Manager::PlanSection(trace::TraceMode mode) {
+  if (options_.executor.stress || options_.executor.demand_only) return;
+  if (sections_[mode]->entries.size() > kMostSectionPositions) return;
+  policy::PlanInput input;
+  for (size_t i = 0; i < executor_->facet_count(); ++i) {
+    input.facet_bytes.push_back(executor_->facet(static_cast<uint32_t>(i))->bytes);
+  }
+  input.trace = *sections_[mode];
+  input.budget_bytes = budget_bytes();
+  input.reserve_bytes = std::min(kReserveBytes, input.budget_bytes / 32);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    input.link = totals_.link;
+  }
+  policy::Result<policy::Plan> plan = policy::MakeSessionPlan(input).plan;
+  // One that cannot be planned goes on as it did: on demand.
+  if (plan.ok()) {
+    executor_->SetSection(static_cast<uint32_t>(mode), sections_[mode], std::make_shared<policy::Plan>(std::move(plan.value)));
+  }
 }
 
 // Where everything fits anyway, gradients stay in the memory autograd gave them: moving them costs a pass over each.
@@ -1699,6 +1742,12 @@ RunTotals Manager::Totals() {
     totals.bound_link_seconds = policy::LinkSeconds(static_cast<double>(totals.bound.load_bytes),
                                                     static_cast<double>(totals.bound.unload_bytes), link);
   }
+  double compute_seconds = 0;  // the fastest step's
+  for (size_t i = FirstSettled(totals.step_seconds.size()); i < totals.step_seconds.size(); ++i) {
+    const double compute = totals.step_seconds[i] - totals.stall_seconds[i];
+    if (compute_seconds == 0 || compute < compute_seconds) compute_seconds = compute;
+  }
+  totals.bound_step_seconds = policy::MeasuredStepBound(compute_seconds, totals.bound, link);
   totals.link_late_seconds = executor_ ? executor_->link_late_seconds() : 0;
   totals.optimizer_bytes = 0;
   for (const auto& module : modules_) {

@@ -54,6 +54,9 @@ struct ParameterInput {
   uint64_t step_bytes = 0;
 };
 
+// The first steps run on demand and touch memory for the first time: figures are of what comes after them.
+inline size_t FirstSettled(size_t steps) { return steps > 6 ? 3 : 0; }
+
 // For reports: medians are over steps.
 struct RunTotals {
   ExecutorCounters counters;
@@ -63,6 +66,7 @@ struct RunTotals {
   std::vector<uint64_t> unloaded_bytes;
   policy::Bound bound;
   uint64_t plan_version = 0;
+  double bound_step_seconds = 0;      // of the trace's bound and of what was measured (policy::MeasuredStepBound)
   double bound_link_seconds = 0;      // the least time in which the link moves the bound's bytes
   double predicted_step_seconds = 0;  // by the plan of this version
   double link_late_seconds = 0;       // of a modelled link: by how much its copies were late, in all
@@ -183,6 +187,8 @@ class Manager final : public TouchHandler, public FaultServer {
   void SetLoss(double loss, uint64_t rows);
   // Before Take(): the pins of a model that was made under its budget.
   void SetPins(std::vector<std::string> pins) { options_.pins = std::move(pins); }
+  // The step that ends now belongs to this task; "" for none.
+  void SetTask(std::string name, double weight);
   // Tells the daemon in which state the sampler goes on.
   std::string ResumeSampler(const std::string& state);
 
@@ -298,6 +304,7 @@ class Manager final : public TouchHandler, public FaultServer {
   guard::BatchHint HintBatch(const policy::Trace& trace, uint64_t peak_bytes, uint64_t rows) const;
   // The periods inside a step that were not sent yet.
   std::vector<trace::Section> NewModeTraces(const policy::Trace& step);
+  void PlanSection(trace::TraceMode mode);
   void Notice(std::string sentence);
   static void OnStorageGone(void* context, Facet* facet, bool last);
 
@@ -348,11 +355,15 @@ class Manager final : public TouchHandler, public FaultServer {
   uint64_t next_refresh_ = 0;  // the step from which on it may go up again
   uint64_t refresh_gap_ = 0;
   uint64_t last_trace_seen_ = 0;
+  // Periods inside steps, read and written by the thread that begins a step.
+  std::map<trace::TraceMode, std::shared_ptr<const policy::Trace>> sections_;
   std::map<trace::TraceMode, uint64_t> mode_traces_sent_;  // digests
   RunTotals totals_;
   uint64_t round_ = 0;
   std::vector<uint32_t> active_;
   uint64_t sampler_digest_ = 0;
+  std::string task_;
+  double task_weight_ = 1;
   uint32_t counted_steps_ = 1;
   bool sampling_waits_ = false;
   std::optional<double> loss_;

@@ -59,6 +59,7 @@ std::string CheckDevice(const DeviceProfile& device) {
       {"total_bytes_per_second", device.total_bytes_per_second, false},
       {"memory_bytes_per_second", device.memory_bytes_per_second, true},
       {"watermark", device.watermark, true},
+      {"latency_seconds", device.latency_seconds, true},
   };
   for (const auto& [name, value, zero_allowed] : numbers) {
     if (std::string error = CheckPositive(name, value, zero_allowed); !error.empty()) {
@@ -150,6 +151,7 @@ policy::Result<DeviceProfile> ParseDevice(const std::string& text) {
       {"total_bytes_per_second", &device.total_bytes_per_second, true},
       {"memory_bytes_per_second", &device.memory_bytes_per_second, false},
       {"watermark", &device.watermark, false},
+      {"latency_seconds", &device.latency_seconds, false},
   };
   const struct {
     const char* name;

@@ -20,6 +20,7 @@ struct DeviceProfile {
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
   double total_bytes_per_second = 0;  // both ways at once
+  double latency_seconds = 0;         // before each copy
   // Of the device's own memory: what an optimizer's pass takes. 0: not known, and the pass counts as free.
   double memory_bytes_per_second = 0;
   uint64_t host_bytes = 0;      // memory of the tier below; 0: not known
@@ -38,7 +39,7 @@ const DeviceProfile* FindDevice(const std::string& name);
 
 // From JSON: name, capacity_bytes, flops_per_second (as reached, unless "utilization" is given), h2d_bytes_per_second,
 // d2h_bytes_per_second, total_bytes_per_second, host_bytes; by choice utilization, fp32_share, memory_bytes_per_second,
-// base_line_bytes, chunk_bytes, watermark. A sentence that names what is missing, unknown or impossible.
+// base_line_bytes, chunk_bytes, watermark, latency_seconds. A sentence that names what is missing, unknown or impossible.
 policy::Result<DeviceProfile> ParseDevice(const std::string& text);
 
 }  // namespace misa::capacity

@@ -17,6 +17,8 @@ using policy::kWrite;
 
 constexpr uint64_t kMostTokens = uint64_t{1} << 32;
 constexpr uint64_t kDefaultSequence = 2048;
+// Each makes positions of its own in every block.
+constexpr uint64_t kMostMicroBatches = 256;
 // int8 with a 32-bit scale for each 64 elements.
 constexpr double kQuantizedBytes = 1 + 4.0 / 64;
 // Reading one byte and writing two of an element that is made bf16 again.
@@ -72,6 +74,20 @@ double StateBytesOf(const ModelParameter& parameter, const OptimizerKind& optimi
   return bytes + elements * precision.master_bytes;
 }
 
+// The planner's link has rates alone: what a copy of the mean size loses to the latency goes off them.
+void AddLatency(double seconds, const std::vector<uint64_t>& facet_bytes, policy::LinkRates* link) {
+  if (seconds <= 0 || facet_bytes.empty()) {
+    return;
+  }
+  double mean = 0;
+  for (const uint64_t bytes : facet_bytes) {
+    mean += static_cast<double>(bytes) / static_cast<double>(facet_bytes.size());
+  }
+  for (double* rate : {&link->load, &link->unload, &link->duplex_load, &link->duplex_unload}) {
+    *rate = mean / (mean / *rate + seconds);
+  }
+}
+
 // Writes the trace of a step position by position.
 class StepWriter {
  public:
@@ -82,9 +98,10 @@ class StepWriter {
         training_(training),
         optimizer_(optimizer),
         precision_(precision),
-        batch_(static_cast<double>(training.batch)),
         sequence_(static_cast<double>(sequence)),
-        tokens_(batch_ * sequence_) {}
+        tokens_(static_cast<double>(training.batch) * sequence_),
+        parts_(training.micro_batch == 0 ? 1 : (training.batch + training.micro_batch - 1) / training.micro_batch),
+        part_tokens_(tokens_ / static_cast<double>(parts_)) {}
 
   std::string Write(Workload* out) {
     out_ = out;
@@ -220,18 +237,12 @@ class StepWriter {
     const ModelShape& shape = model_.shape;
     const auto hidden = static_cast<double>(shape.hidden);
     const auto intermediate = static_cast<double>(shape.intermediate);
-    block_bytes_ = BlockActivationBytes(shape, training_, precision_.activation_bytes);
+    block_bytes_ =
+        BlockActivationBytes(shape, training_, precision_.activation_bytes) / static_cast<double>(parts_);
     boundary_bytes_ = tokens_ * hidden * precision_.activation_bytes;
-    working_bytes_ = tokens_ * (2 * hidden + intermediate * (shape.gated ? 3 : 2)) * precision_.activation_bytes;
+    working_bytes_ = part_tokens_ * (2 * hidden + intermediate * (shape.gated ? 3 : 2)) * precision_.activation_bytes;
     logits_bytes_ =
-        tokens_ * static_cast<double>(shape.vocabulary) * (precision_.full ? kFullLogitsBytes : kLogitsBytes);
-    // Operations of each block, to spread its activations over.
-    block_operations_.assign(shape.layers, 0);
-    for (const Operation& operation : model_.operations) {
-      if (operation.block != kNoBlock) {
-        ++block_operations_[operation.block];
-      }
-    }
+        part_tokens_ * static_cast<double>(shape.vocabulary) * (precision_.full ? kFullLogitsBytes : kLogitsBytes);
   }
 
   double MatrixSeconds(double flops) const {
@@ -245,9 +256,9 @@ class StepWriter {
     if (!operation.attention) {
       return 0;
     }
-    // Scores and mixing, 2*s*s*width each; a fused kernel skips the half above the diagonal.
+    // Of one micro-batch. Scores and mixing, 2*s*s*width each; a fused kernel skips the half above the diagonal.
     const auto width = static_cast<double>(model_.shape.heads * model_.shape.head_width);
-    return (training_.fused_attention ? 2 : 4) * batch_ * sequence_ * sequence_ * width;
+    return (training_.fused_attention ? 2 : 4) * part_tokens_ * sequence_ * width;
   }
 
   // Groups of an operation, each once.
@@ -303,39 +314,63 @@ class StepWriter {
     Position(std::move(uses), seconds, other + temporaries);
   }
 
+  // The end of the operations of one block, or of the single one outside of any.
+  size_t EndOfBlock(size_t begin) const {
+    const std::vector<Operation>& operations = model_.operations;
+    size_t end = begin + 1;
+    while (operations[begin].block != kNoBlock && end < operations.size() &&
+           operations[end].block == operations[begin].block) {
+      ++end;
+    }
+    return end;
+  }
+  // Tokens that go through at once. Outside of blocks nothing else comes between two micro-batches.
+  double TokensAtOnce(const Operation& operation) const { return operation.block == kNoBlock ? tokens_ : part_tokens_; }
+
   void Forward() {
     held_ = boundary_bytes_;  // what the embedding makes
-    std::vector<size_t> done(model_.shape.layers, 0);
-    for (const Operation& operation : model_.operations) {
-      const std::vector<Group*> groups = GroupsOf(operation);
-      if (training_.update == Update::kDeferred) {
-        for (Group* group : groups) {
-          if (std::exchange(group->pending, false)) {
-            UpdatePosition(group, held_);
-          }
+    for (size_t begin = 0; begin < model_.operations.size();) {
+      const size_t end = EndOfBlock(begin);
+      const size_t parts = model_.operations[begin].block == kNoBlock ? 1 : parts_;
+      for (size_t part = 0; part < parts; ++part) {
+        for (size_t i = begin; i < end; ++i) {
+          const double share = static_cast<double>(i - begin + 1) / static_cast<double>(end - begin);
+          ForwardOf(model_.operations[i], static_cast<double>(part) + share);
         }
       }
-      const double seconds = MatrixSeconds(operation.flops_per_token * tokens_ + AttentionFlops(operation));
-      double extra = 0;
-      if (operation.block != kNoBlock) {
-        const size_t at = done[operation.block]++;
-        const double before = boundary_bytes_ + operation.block * KeptBytes();
-        if (training_.checkpointing) {
-          held_ = before + KeptBytes();
-          extra = working_bytes_;
-        } else {
-          held_ = before + block_bytes_ * static_cast<double>(at + 1) /
-                               static_cast<double>(block_operations_[operation.block]);
-        }
-      } else if (&operation == &model_.operations.back()) {
-        extra = logits_bytes_;
-      }
-      Touch(groups, seconds, extra);
+      begin = end;
     }
   }
 
+  // `parts_done` of its block, this operation included.
+  void ForwardOf(const Operation& operation, double parts_done) {
+    const std::vector<Group*> groups = GroupsOf(operation);
+    if (training_.update == Update::kDeferred) {
+      for (Group* group : groups) {
+        if (std::exchange(group->pending, false)) {
+          UpdatePosition(group, held_);
+        }
+      }
+    }
+    double extra = 0;
+    if (operation.block != kNoBlock) {
+      const double before = boundary_bytes_ + operation.block * KeptBytes();
+      if (training_.checkpointing) {
+        held_ = before + KeptBytes();
+        extra = working_bytes_;
+      } else {
+        held_ = before + block_bytes_ * parts_done;
+      }
+    } else if (&operation == &model_.operations.back()) {
+      extra = logits_bytes_;
+    }
+    Touch(groups, MatrixSeconds(operation.flops_per_token * TokensAtOnce(operation) + AttentionFlops(operation)), extra);
+  }
+
   // What a block leaves behind after forward.
-  double KeptBytes() const { return training_.checkpointing ? boundary_bytes_ : block_bytes_; }
+  double KeptBytes() const {
+    return training_.checkpointing ? boundary_bytes_ : block_bytes_ * static_cast<double>(parts_);
+  }
 
   void Backward() {
     const std::vector<Operation>& operations = model_.operations;
@@ -351,37 +386,47 @@ class StepWriter {
                                                  KeptBytes();
       if (block == kNoBlock) {
         held_ = below;
-        BackwardOf(operations[begin], begin == 0, begin + 1 == operations.size() ? logits_bytes_ : 0);
+        BackwardOf(operations[begin], begin == 0, begin + 1 == operations.size() ? logits_bytes_ : 0, /*last=*/true);
         end = begin;
         continue;
       }
-      const auto count = static_cast<double>(end - begin);
-      if (training_.checkpointing) {
-        for (size_t i = begin; i < end; ++i) {
-          held_ = below + boundary_bytes_ + block_bytes_ * static_cast<double>(i - begin + 1) / count;
-          Touch(GroupsOf(operations[i]),
-                MatrixSeconds(operations[i].flops_per_token * tokens_ + AttentionFlops(operations[i])), 0);
-        }
-      }
-      for (size_t i = end; i-- > begin;) {
-        held_ = below + (training_.checkpointing ? boundary_bytes_ : 0) +
-                block_bytes_ * static_cast<double>(i - begin + 1) / count;
-        BackwardOf(operations[i], false, working_bytes_);
+      for (size_t part = 0; part < parts_; ++part) {
+        // Without checkpointing those of the micro-batches to come are there as well.
+        const double others = training_.checkpointing ? boundary_bytes_
+                                                      : block_bytes_ * static_cast<double>(parts_ - 1 - part);
+        BackwardOfBlock(begin, end, below + others, part + 1 == parts_);
       }
       end = begin;
     }
     held_ = 0;
   }
 
+  // One micro-batch through one block; `last`: no other comes after it.
+  void BackwardOfBlock(size_t begin, size_t end, double below, bool last) {
+    const std::vector<Operation>& operations = model_.operations;
+    const auto count = static_cast<double>(end - begin);
+    if (training_.checkpointing) {
+      for (size_t i = begin; i < end; ++i) {
+        held_ = below + block_bytes_ * static_cast<double>(i - begin + 1) / count;
+        Touch(GroupsOf(operations[i]),
+              MatrixSeconds(operations[i].flops_per_token * part_tokens_ + AttentionFlops(operations[i])), 0);
+      }
+    }
+    for (size_t i = end; i-- > begin;) {
+      held_ = below + block_bytes_ * static_cast<double>(i - begin + 1) / count;
+      BackwardOf(operations[i], false, working_bytes_, last);
+    }
+  }
+
   // `first`: the embedding, through which nothing has to go further down.
-  void BackwardOf(const Operation& operation, bool first, double working) {
+  void BackwardOf(const Operation& operation, bool first, double working, bool last) {
     const std::vector<Group*> groups = GroupsOf(operation);
     double trained_elements = 0;
     for (const Group* group : groups) {
       trained_elements += group->trained ? group->largest : 0;
     }
     const bool matrix_trained = groups.front()->trained;
-    const double matrix = operation.flops_per_token * tokens_;
+    const double matrix = operation.flops_per_token * TokensAtOnce(operation);
     const double seconds =
         MatrixSeconds(matrix + (matrix_trained ? matrix : 0) + 2 * AttentionFlops(operation));
     // Autograd's own gradient, before it is taken over.
@@ -397,7 +442,7 @@ class StepWriter {
       }
       if (training_.update == Update::kInBackward) {
         // The first operation of forward is the last of backward, and completes the group's gradients.
-        if (group->first_operation == &operation) {
+        if (last && group->first_operation == &operation) {
           UpdatePosition(group, held_ + working + fresh);
         }
         continue;
@@ -413,13 +458,13 @@ class StepWriter {
   const Training& training_;
   const OptimizerKind& optimizer_;
   const PrecisionKind& precision_;
-  const double batch_;
   const double sequence_;
   const double tokens_;
+  const size_t parts_;        // micro-batches
+  const double part_tokens_;  // of one
   Workload* out_ = nullptr;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;  // by parameter
-  std::vector<size_t> block_operations_;
   double block_bytes_ = 0;
   double boundary_bytes_ = 0;
   double working_bytes_ = 0;
@@ -514,6 +559,11 @@ policy::Result<Workload> MakeWorkload(const Model& model, const DeviceProfile& d
     result.error = "A batch of " + std::to_string(filled.batch) + " sequences of " + std::to_string(filled.sequence) +
                    " tokens cannot be planned; a step has between 1 and 2^32 tokens.";
   }
+  if (result.ok() && filled.micro_batch > 0 && filled.batch > kMostMicroBatches * filled.micro_batch) {
+    result.error = "A batch of " + std::to_string(filled.batch) + " in micro-batches of " +
+                   std::to_string(filled.micro_batch) + " cannot be planned; a step has at most " +
+                   std::to_string(kMostMicroBatches) + " of them.";
+  }
   if (!result.ok()) {
     return result;
   }
@@ -524,6 +574,7 @@ policy::Result<Workload> MakeWorkload(const Model& model, const DeviceProfile& d
     return result;
   }
   result.value.input.link = LinkOf(device);
+  AddLatency(device.latency_seconds, result.value.input.facet_bytes, &result.value.input.link);
   return result;
 }
 

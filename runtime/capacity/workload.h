@@ -44,6 +44,9 @@ struct Training {
   std::string precision = "bf16-mixed";
   uint64_t batch = 1;
   uint64_t sequence = 0;  // 0: 2048, or the model's longest where that is shorter
+  // Sequences that go through a block at once; 0: all. All of a batch go through a block before the next block begins, so
+  // that one load serves them, and one at a time leaves its activations.
+  uint64_t micro_batch = 0;
   bool checkpointing = false;  // every block's activations are computed again in backward
   bool fused_attention = true;
   Mode mode = Mode::kExact;

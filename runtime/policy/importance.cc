@@ -89,9 +89,32 @@ std::string ImportanceTracker::SetOptions(Options options) {
   return error;
 }
 
+std::string ImportanceTracker::BeginStep(const std::string& task, double weight) {
+  task_ = 0;
+  std::string error = tasks_.Enter(task, weight, &task_);
+  while (of_task_.size() < tasks_.size()) {
+    of_task_.push_back({std::vector<double>(heat_.size(), 0), std::vector<PooledStatistics>(heat_.size()),
+                        std::vector<bool>(heat_.size(), false)});
+  }
+  tasks_.CountStep(task_);
+  return error;
+}
+
+double ImportanceTracker::importance(size_t module) const {
+  if (of_task_.size() == 1) {
+    return of_task_[0].importance[module];
+  }
+  std::vector<double> values;
+  for (const OfTask& task : of_task_) {
+    values.push_back(task.importance[module]);
+  }
+  return WeightedMean(tasks_.Shares(), values);
+}
+
 std::string ImportanceTracker::Observe(size_t module, const GradientStatistics& statistics) {
-  if (module >= importance_.size()) {
-    return "There is no module " + std::to_string(module) + " among " + std::to_string(importance_.size()) + ".";
+  auto& [importance, pooled_statistics, observed] = of_task_[task_];
+  if (module >= importance.size()) {
+    return "There is no module " + std::to_string(module) + " among " + std::to_string(importance.size()) + ".";
   }
   if (std::string error = CheckStatistics(statistics); !error.empty()) {
     return error;
@@ -99,27 +122,29 @@ std::string ImportanceTracker::Observe(size_t module, const GradientStatistics& 
   if (statistics.count == 0) {
     return "";  // no gradient says nothing about importance: a frozen module keeps what it had
   }
-  pooled_[module].Push(statistics, windows_[module] == 0 ? options_.window : windows_[module]);
-  const GradientStatistics pooled = pooled_[module].pooled();
+  pooled_statistics[module].Push(statistics, windows_[module] == 0 ? options_.window : windows_[module]);
+  const GradientStatistics pooled = pooled_statistics[module].pooled();
   const double signal = options_.signal == Signal::kVariance ? Variance(pooled) : ScaledSquaredNorm(pooled);
   if (!std::isfinite(signal)) {
     return "The gradient statistics overflow, so they were left out.";
   }
-  if (observed_[module]) {
-    importance_[module] = options_.alpha * signal + (1 - options_.alpha) * importance_[module];
+  if (observed[module]) {
+    importance[module] = options_.alpha * signal + (1 - options_.alpha) * importance[module];
   } else {
     // Starting from 0 would make a module look unimportant for the first 1/alpha steps.
-    importance_[module] = signal;
-    observed_[module] = true;
+    importance[module] = signal;
+    observed[module] = true;
   }
   return "";
 }
 
 void ImportanceTracker::Resize(size_t modules) {
-  importance_.resize(modules, 0);
-  pooled_.resize(modules);
+  for (OfTask& task : of_task_) {
+    task.importance.resize(modules, 0);
+    task.pooled.resize(modules);
+    task.observed.resize(modules, false);
+  }
   windows_.resize(modules, 0);
-  observed_.resize(modules, false);
   heat_.resize(modules, Heat::kWarm);
 }
 
@@ -128,17 +153,21 @@ void ImportanceTracker::SetWindow(size_t module, uint32_t window) {
 }
 
 std::vector<double> ImportanceTracker::Ranks() const {
-  const size_t count = importance_.size();
+  const size_t count = heat_.size();
   std::vector<double> ranks(count, 0.5);
   if (count < 2) {
     return ranks;  // alone, a module is neither above nor below anything
   }
+  std::vector<double> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = importance(i);
+  }
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return importance_[a] < importance_[b]; });
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] < values[b]; });
   for (size_t first = 0; first < count;) {
     size_t last = first;
-    while (last + 1 < count && importance_[order[last + 1]] == importance_[order[first]]) {
+    while (last + 1 < count && values[order[last + 1]] == values[order[first]]) {
       ++last;
     }
     const double rank = static_cast<double>(first + last) / 2 / static_cast<double>(count - 1);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/policy/tasks.h"
+
 namespace misa::policy {
 
 // Sums over one module's complete gradient, in double precision.
@@ -54,6 +56,9 @@ class ImportanceTracker {
   ImportanceTracker(size_t modules, Options options);
   // Replaces the options; keeps S. Returns a sentence when they are impossible, and changes nothing then.
   std::string SetOptions(Options options);
+  // A step of this task begins: what is observed from here on is its; "" for a step of none. Each task has an S of its own.
+  // A sentence as TaskTable::Enter's; the step belongs to no task then.
+  std::string BeginStep(const std::string& task, double weight);
   // Folds one step's statistics of module in; the first observation sets S. Non-finite statistics are refused with a
   // sentence, and S stays. Statistics of no elements (no gradient in this step) leave S as it is.
   std::string Observe(size_t module, const GradientStatistics& statistics);
@@ -62,18 +67,28 @@ class ImportanceTracker {
   void SetWindow(size_t module, uint32_t window);
 
   const Options& options() const { return options_; }
-  double importance(size_t module) const { return importance_[module]; }
+  // S; of several tasks the weighted mean of theirs.
+  double importance(size_t module) const;
+  const std::vector<Task>& tasks() const { return tasks_.tasks(); }
+  // By task, as in tasks().
+  std::vector<double> shares() const { return tasks_.Shares(); }
   // Share of modules whose importance is below, in [0, 1]; ties share the mean rank.
   std::vector<double> Ranks() const;
   // With hysteresis: updates from the present ranks and returns every module's heat.
   const std::vector<Heat>& UpdateHeat();
 
  private:
+  struct OfTask {
+    std::vector<double> importance;
+    std::vector<PooledStatistics> pooled;
+    std::vector<bool> observed;
+  };
+
   Options options_;
-  std::vector<double> importance_;
-  std::vector<PooledStatistics> pooled_;
+  TaskTable tasks_;
+  std::vector<OfTask> of_task_ = std::vector<OfTask>(1);
+  uint32_t task_ = 0;  // of the present step
   std::vector<uint32_t> windows_;  // 0: the options'
-  std::vector<bool> observed_;
   std::vector<Heat> heat_;
 };
 

@@ -13,6 +13,8 @@ namespace misa::policy {
 namespace {
 
 constexpr uint64_t kMagic = 0x31504d415341494dull;  // "MIASAMP1", little end first
+// With tasks: theirs follow what a state without any has, which is that of steps of no task.
+constexpr uint64_t kMagicWithTasks = 0x32504d415341494dull;
 constexpr double kNotObserved = -1;                 // a scaled squared norm is never negative
 
 // The output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit words.
@@ -91,6 +93,12 @@ class Writer {
     }
   }
   void Real(double value) { Word(std::bit_cast<uint64_t>(value)); }
+  // Its length, then its bytes, eight to a word.
+  void Text(const std::string& text) {
+    Word(text.size());
+    bytes.insert(bytes.end(), text.begin(), text.end());
+    bytes.resize((bytes.size() + 7) / 8 * 8, 0);
+  }
 
   std::vector<uint8_t> bytes;
 };
@@ -111,6 +119,17 @@ class Reader {
     return word;
   }
   double Real() { return std::bit_cast<double>(Word()); }
+  std::string Text() {
+    const uint64_t size = Word();
+    if (size > left()) {
+      good_ = false;
+      return "";
+    }
+    std::string text(bytes_.begin() + static_cast<std::ptrdiff_t>(at_),
+                     bytes_.begin() + static_cast<std::ptrdiff_t>(at_ + size));
+    at_ = std::min(bytes_.size(), (at_ + size + 7) / 8 * 8);
+    return text;
+  }
   bool good() const { return good_; }
   size_t left() const { return bytes_.size() - at_; }
 
@@ -203,9 +222,8 @@ ModuleSampler::ModuleSampler(SamplerOptions options, std::vector<SamplerModule> 
     : options_(options),
       modules_(std::move(modules)),
       total_parameters_(TotalParameters(modules_)),
+      of_task_(1, OfTask(modules_.size())),
       g_(modules_.size(), 0),
-      round_sum_(modules_.size(), 0),
-      round_count_(modules_.size(), 0),
       step_value_(modules_.size(), kNotObserved) {
   Tie(options_.dependencies, &modules_);
   // Seeds that differ in one bit get unrelated keys.
@@ -225,11 +243,13 @@ std::string ModuleSampler::Observe(uint32_t module, const GradientStatistics& st
   return "";
 }
 
-bool ModuleSampler::EndStep(uint32_t counted_steps) {
+bool ModuleSampler::EndStep(uint32_t counted_steps, uint32_t task) {
+  OfTask& mine = of_task_[task];
+  tasks_.CountStep(task);
   for (const uint32_t module : active_) {
     if (step_value_[module] >= 0) {
-      round_sum_[module] += step_value_[module];
-      ++round_count_[module];
+      mine.round_sum[module] += step_value_[module];
+      ++mine.round_count[module];
       step_value_[module] = kNotObserved;
     }
   }
@@ -238,21 +258,35 @@ bool ModuleSampler::EndStep(uint32_t counted_steps) {
     step_in_round_ += std::max(counted_steps, 1u);
     return false;
   }
-  for (const uint32_t module : active_) {
-    if (round_count_[module] > 0) {
-      const double mean = round_sum_[module] / round_count_[module];
-      // A sum of finite values may overflow; G stays finite, or the softmax would have no meaning.
-      if (std::isfinite(mean)) {
-        g_[module] = (1 - options_.alpha) * g_[module] + options_.alpha * mean;
+  for (OfTask& each : of_task_) {
+    for (const uint32_t module : active_) {
+      if (each.round_count[module] > 0) {
+        const double mean = each.round_sum[module] / each.round_count[module];
+        // A sum of finite values may overflow; G stays finite, or the softmax would have no meaning.
+        if (std::isfinite(mean)) {
+          each.g[module] = (1 - options_.alpha) * each.g[module] + options_.alpha * mean;
+        }
       }
+      each.round_sum[module] = 0;
+      each.round_count[module] = 0;
     }
-    round_sum_[module] = 0;
-    round_count_[module] = 0;
   }
+  MixTasks();
   step_in_round_ = 0;
   ++round_;
   Draw();
   return true;
+}
+
+void ModuleSampler::MixTasks() {
+  const std::vector<double> shares = tasks_.Shares();
+  std::vector<double> values(of_task_.size());
+  for (size_t i = 0; i < modules_.size(); ++i) {
+    for (size_t task = 0; task < values.size(); ++task) {
+      values[task] = of_task_[task].g[i];
+    }
+    g_[i] = WeightedMean(shares, values);
+  }
 }
 
 void ModuleSampler::Draw() {
@@ -345,8 +379,9 @@ uint64_t ModuleSampler::Digest() const {
 
 std::vector<uint8_t> ModuleSampler::Serialize() const {
   Writer out;
-  out.bytes.reserve(8 * (16 + 4 * modules_.size()));
-  out.Word(kMagic);
+  out.bytes.reserve(8 * (16 + 4 * modules_.size() * of_task_.size()));
+  const bool with_tasks = of_task_.size() > 1;
+  out.Word(with_tasks ? kMagicWithTasks : kMagic);
   out.Word(ModulesDigest(modules_));
   out.Word(modules_.size());
   out.Real(options_.delta);
@@ -362,10 +397,25 @@ std::vector<uint8_t> ModuleSampler::Serialize() const {
     out.Word(module);
   }
   for (size_t i = 0; i < modules_.size(); ++i) {
-    out.Real(g_[i]);
-    out.Real(round_sum_[i]);
-    out.Word(round_count_[i]);
+    out.Real(of_task_[0].g[i]);
+    out.Real(of_task_[0].round_sum[i]);
+    out.Word(of_task_[0].round_count[i]);
     out.Real(step_value_[i]);
+  }
+  if (with_tasks) {
+    out.Word(of_task_.size());
+    out.Word(tasks_.tasks()[0].steps > 0 ? 1 : 0);
+    for (size_t task = 1; task < of_task_.size(); ++task) {
+      const Task& named = tasks_.tasks()[task];
+      out.Text(named.name);
+      out.Real(named.weight);
+      out.Word(named.steps > 0 ? 1 : 0);
+      for (size_t i = 0; i < modules_.size(); ++i) {
+        out.Real(of_task_[task].g[i]);
+        out.Real(of_task_[task].round_sum[i]);
+        out.Word(of_task_[task].round_count[i]);
+      }
+    }
   }
   out.Word(Checksum(out.bytes, out.bytes.size()));
   return std::move(out.bytes);
@@ -376,12 +426,11 @@ std::string ModuleSampler::Restore(const std::vector<uint8_t>& bytes) {
   if (bytes.size() < 16 || bytes.size() % 8 != 0) {
     return damaged + "it has " + std::to_string(bytes.size()) + " bytes.";
   }
-  Reader tail(bytes);
-  if (tail.Word() != kMagic) {
+  Reader in(bytes);
+  const uint64_t magic = in.Word();
+  if (magic != kMagic && magic != kMagicWithTasks) {
     return damaged + "it does not begin as one.";
   }
-  Reader in(bytes);
-  in.Word();
   const std::vector<uint8_t> last(bytes.end() - 8, bytes.end());
   if (Reader(last).Word() != Checksum(bytes, bytes.size() - 8)) {
     return damaged + "its checksum does not agree.";
@@ -408,7 +457,8 @@ std::string ModuleSampler::Restore(const std::vector<uint8_t>& bytes) {
   const uint64_t step = in.Word();
   const uint64_t active_count = in.Word();
   if (!in.good() || step >= inner_steps || active_count == 0 || active_count > count ||
-      in.left() != 8 * (active_count + 4 * count + 1)) {
+      (magic == kMagic ? in.left() != 8 * (active_count + 4 * count + 1)
+                       : in.left() < 8 * (active_count + 4 * count + 3))) {
     return damaged + "its counts do not agree with its length.";
   }
   std::vector<uint32_t> active;
@@ -419,28 +469,60 @@ std::string ModuleSampler::Restore(const std::vector<uint8_t>& bytes) {
     }
     active.push_back(static_cast<uint32_t>(module));
   }
-  std::vector<double> g(count);
-  std::vector<double> round_sum(count);
-  std::vector<uint32_t> round_count(count);
+  std::vector<OfTask> of_task(1, OfTask(count));
   std::vector<double> step_value(count);
-  for (uint64_t i = 0; i < count; ++i) {
-    g[i] = in.Real();
-    round_sum[i] = in.Real();
-    round_count[i] = static_cast<uint32_t>(in.Word());
-    step_value[i] = in.Real();
-    if (!std::isfinite(g[i]) || g[i] < 0) {
-      return damaged + "the importance of module \"" + modules_[i].name + "\" is not a finite number.";
+  std::string not_finite;
+  const auto read_sums = [&](OfTask* of, uint64_t i) {
+    of->g[i] = in.Real();
+    of->round_sum[i] = in.Real();
+    of->round_count[i] = static_cast<uint32_t>(in.Word());
+    if (!std::isfinite(of->g[i]) || of->g[i] < 0) {
+      not_finite = damaged + "the importance of module \"" + modules_[i].name + "\" is not a finite number.";
     }
+  };
+  for (uint64_t i = 0; i < count; ++i) {
+    read_sums(&of_task[0], i);
+    step_value[i] = in.Real();
+  }
+  std::vector<Task> tasks(1);
+  tasks[0].steps = round > 0 || step > 0 ? 1 : 0;
+  if (magic == kMagicWithTasks) {
+    const uint64_t task_count = in.Word();
+    tasks[0].steps = in.Word() != 0 ? 1 : 0;
+    if (task_count < 2 || task_count > kMostTasks + 1) {
+      return damaged + "it has an impossible number of tasks.";
+    }
+    while (tasks.size() < task_count) {
+      Task task;
+      task.name = in.Text();
+      task.weight = in.Real();
+      task.steps = in.Word() != 0 ? 1 : 0;
+      const bool again = std::any_of(tasks.begin(), tasks.end(), [&](const Task& t) { return t.name == task.name; });
+      if (!in.good() || again || !CheckTask(task.name, task.weight).empty()) {
+        return damaged + "its tasks are not tasks.";
+      }
+      tasks.push_back(std::move(task));
+      of_task.emplace_back(count);
+      for (uint64_t i = 0; i < count; ++i) {
+        read_sums(&of_task.back(), i);
+      }
+    }
+    if (!in.good() || in.left() != 8) {
+      return damaged + "its counts do not agree with its length.";
+    }
+  }
+  if (!not_finite.empty()) {
+    return not_finite;
   }
   generator_[0] = key;
   generator_[1] = counter;
   round_ = round;
   step_in_round_ = static_cast<uint32_t>(step);
   active_ = std::move(active);
-  g_ = std::move(g);
-  round_sum_ = std::move(round_sum);
-  round_count_ = std::move(round_count);
+  tasks_.Assign(std::move(tasks));
+  of_task_ = std::move(of_task);
   step_value_ = std::move(step_value);
+  MixTasks();
   return "";
 }
 

@@ -10,6 +10,7 @@
 
 #include "runtime/guard/dependencies.h"
 #include "runtime/policy/importance.h"
+#include "runtime/policy/tasks.h"
 
 namespace misa::policy {
 
@@ -57,9 +58,17 @@ class ModuleSampler {
   // the paper's (1/T) * sum when every step was; a module not observed in the whole round keeps its G.
   std::string Observe(uint32_t module, const GradientStatistics& statistics);
 
-  // Ends an optimizer step. True when that ended the round: G is updated and the next set drawn; `active()` is then the
-  // new set. The step counts as so many inner steps (guard::CountedSteps), at least 1.
-  bool EndStep(uint32_t counted_steps = 1);
+  // The number of a task, for EndStep, and its weight from now on. Each task has a G of its own, which its steps alone
+  // change; draws go by their mean, weighted by task. A sentence as TaskTable::Enter's; nothing changes then.
+  std::string EnterTask(const std::string& name, double weight, uint32_t* task) {
+    std::string error = tasks_.Enter(name, weight, task);
+    of_task_.resize(tasks_.size(), OfTask(modules_.size()));
+    return error;
+  }
+
+  // Ends an optimizer step, of this task. True when that ended the round: G is updated and the next set drawn; `active()`
+  // is then the new set. The step counts as so many inner steps (guard::CountedSteps), at least 1.
+  bool EndStep(uint32_t counted_steps = 1, uint32_t task = 0);
 
   // Over the whole state (generator, G, round, active set, sums): equal digests mean equal future draws.
   uint64_t Digest() const;
@@ -68,19 +77,29 @@ class ModuleSampler {
   // on); nothing changes then.
   std::string Restore(const std::vector<uint8_t>& bytes);
 
+  // G as the present set was drawn with.
   const std::vector<double>& importance() const { return g_; }
+  const std::vector<Task>& tasks() const { return tasks_.tasks(); }
 
  private:
+  struct OfTask {
+    explicit OfTask(size_t modules) : g(modules, 0), round_sum(modules, 0), round_count(modules, 0) {}
+    std::vector<double> g;
+    std::vector<double> round_sum;      // of the scaled squared norm, this round
+    std::vector<uint32_t> round_count;  // steps of this round in which the module was observed
+  };
+
+  void MixTasks();
   void Draw();
   double Uniform();  // [0, 1), from the counter-based generator
 
   SamplerOptions options_;
   std::vector<SamplerModule> modules_;
   uint64_t total_parameters_ = 0;
-  std::vector<double> g_;
-  std::vector<double> round_sum_;      // of the scaled squared norm, this round
-  std::vector<uint32_t> round_count_;  // steps of this round in which the module was observed
-  std::vector<double> step_value_;     // this step's, negative where none
+  TaskTable tasks_;  // of their steps only whether there were any counts
+  std::vector<OfTask> of_task_;
+  std::vector<double> g_;           // mean of the tasks'
+  std::vector<double> step_value_;  // this step's, negative where none
   std::vector<uint32_t> active_;
   uint64_t round_ = 0;
   uint32_t step_in_round_ = 0;

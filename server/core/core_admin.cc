@@ -84,6 +84,18 @@ v1::Session Core::Describe(const Session& session) const {
     item->set_stall_seconds(point.stall_seconds);
     item->set_step_seconds(point.step_seconds);
   }
+  if (session.tracker && session.tracker->tasks().size() > 1) {
+    const std::vector<double> shares = session.tracker->shares();
+    for (size_t i = 0; i < shares.size(); ++i) {
+      const policy::Task& task = session.tracker->tasks()[i];
+      if (i == 0 && task.steps == 0) continue;
+      v1::Task* item = out.add_tasks();
+      item->set_name(task.name);
+      item->set_weight(task.weight);
+      item->set_share(shares[i]);
+      item->set_steps(task.steps);
+    }
+  }
   *out.mutable_guards() = DescribeGuards(session);
   return out;
 }
@@ -303,7 +315,8 @@ Figures Core::Measure() const {
       figures.facet_bytes[facet.residency] += facet.bytes;
     }
     figures.session_figures.push_back({session.slot, session.bound.step_seconds, session.accepted_version,
-                                       session.budget_bytes, session.leased_bytes, session.weight});
+                                       session.budget_bytes, session.leased_bytes, session.weight,
+                                       session.tracker ? session.tracker->tasks().size() - 1 : 0});
     if (!session.tracker) continue;
     for (size_t i = 0; i < session.registry.modules().size(); ++i) {
       figures.modules.push_back({session.slot, session.registry.modules()[i].name(), session.tracker->importance(i)});

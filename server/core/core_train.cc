@@ -212,6 +212,10 @@ void Core::FoldStatistics(Session* session, const v1::StepReport& report) {
   size_t refused = 0;
   std::string first;
   std::string first_module;
+  if (session->tracker) {
+    const std::string sentence = session->tracker->BeginStep(report.task(), report.task_weight());
+    if (!sentence.empty()) Problem(session, "trainer_problem", "the step counts for no task: " + sentence);
+  }
   for (const v1::ModuleStatistics& item : report.statistics()) {
     std::string sentence;
     if (!session->tracker || item.module() >= session->registry.modules().size()) {
@@ -258,7 +262,12 @@ void Core::FoldSampler(Session* session, const v1::StepReport& report) {
                               {item.sum(), item.sum_squares(), item.count()});
   }
   // The trainer's digest is taken after its own EndStep of this step.
-  if (!report.sampling_waits()) session->sampler->EndStep(report.counted_steps());
+  if (!report.sampling_waits()) {
+    // A task that is refused has been told of already; the trainer's sampler refuses it as well.
+    uint32_t task = 0;
+    session->sampler->EnterTask(report.task(), report.task_weight(), &task);
+    session->sampler->EndStep(report.counted_steps(), task);
+  }
   if (session->sampler->Digest() == report.sampler_digest()) return;
   if (session->reports == 1 && report.round() != before && report.round() != session->sampler->round()) {
     return give_up("the trainer resumed in round " + std::to_string(report.round()));

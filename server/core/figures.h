@@ -44,6 +44,7 @@ struct SessionFigures {
   uint64_t budget_bytes = 0;
   uint64_t leased_bytes = 0;
   double weight = 1;
+  uint64_t tasks = 0;  // that the trainer has named
 };
 
 struct ModuleFigure {

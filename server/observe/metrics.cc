@@ -135,6 +135,10 @@ std::vector<MetricFamily> MakeFamilies(const Figures& figures, const ProcessFigu
   for (const SessionFigures& session : figures.session_figures) {
     if (session.slot < kSessionSeries) b.Add(session.weight, {{"session", std::to_string(session.slot)}});
   }
+  b.Start("misa_session_tasks", "Tasks that a session's trainer has named, by session slot.", MetricType::Gauge);
+  for (const SessionFigures& session : figures.session_figures) {
+    if (session.slot < kSessionSeries) b.Add(D(session.tasks), {{"session", std::to_string(session.slot)}});
+  }
   b.Start("misa_module_importance", "Smoothed importance of the most important modules, by session slot.", MetricType::Gauge);
   for (const ModuleFigure& module : figures.modules) {
     if (module.slot >= kSessionSeries) continue;

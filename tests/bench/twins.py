@@ -9,6 +9,7 @@ twin's link follows from that one figure and stays fixed for all runs compared.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -25,10 +26,13 @@ import misa
 from demo.data import DataError, prepare
 
 from tests.bench.report import ROOT, write_report
+from tests.bench.twin_plan import TwinPlan, compare
 
 # A step of an exact run with nothing resident moves 5 W down the link and 4 W up, and computes 4 W (tokens / tau): from
 # about 1.7 tau on it could hide all of it, at 1 tau about half. So the twins lie on both sides.
 TOKENS_OVER_TAU = {"rtx-3090": 1.5, "a100-80g": 0.75, "h200": 0.5}
+# Of the link of every twin: a direction's rate beside the other one (docs/emulated.md).
+DUPLEX_FACTOR = 19 / 26
 SHARES = [0.3, 0.4, 0.55, 0.75]
 GOAL_STEP_OVER_BOUND = 1.05
 GOAL_SPEED = 0.95
@@ -42,14 +46,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--twins", default=",".join(TOKENS_OVER_TAU))
     parser.add_argument("--modes", default="exact,sampled")
     parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="budgets as shares of plain's peak")
-    parser.add_argument("--width", type=int, default=320)
+    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=1024)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--micro-batch", type=int, default=2, help="sequences that go through a group of blocks at once")
     parser.add_argument("--group", type=int, default=1, help="blocks whose activations are computed again together")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--demand-steps", type=int, default=3, help="of the runs on demand; 0 leaves them out")
+    parser.add_argument("--demand-steps", type=int, default=2, help="of the runs on demand; 0 leaves them out")
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--delta", type=float, default=0.25, help="sampled: share of parameters trained in a round")
@@ -58,7 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", default="twins", help="name of the report under out/bench")
     options = parser.parse_args()
     if options.quick:
-        options.shares, options.steps, options.warm_up, options.demand_steps = "0.5", 7, 5, 3
+        options.shares, options.steps, options.warm_up, options.demand_steps = "0.5", 7, 5, 2
         options.width, options.depth = 192, 8
     return options
 
@@ -91,11 +95,17 @@ def run_worker(settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def rows_of(settings: dict[str, Any], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def plain_step_seconds(results: list[dict[str, Any]]) -> list[float]:
+    """The median step of plain training, at the beginning and at the end. Only its first step is unlike the others."""
+    return [statistics.median(r["step_seconds"][1:]) for r in results if r["run"].startswith("plain")]
+
+
+def rows_of(settings: dict[str, Any], results: list[dict[str, Any]],
+            plan: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The report's rows; `plan` gives misactl's answer for a budget."""
     warm_up = settings["warm_up"]
-    plains = [r for r in results if r["run"].startswith("plain")]
-    plain = plains[0]
-    plain_seconds = statistics.mean(statistics.median(r["step_seconds"][warm_up:]) for r in plains)
+    (plain,) = (r for r in results if r["run"] == "plain")
+    plain_seconds = statistics.mean(plain_step_seconds(results))
     demand = {r["share"]: r for r in results if r["run"] == "demand" and "refused" not in r}
     rows: list[dict[str, Any]] = []
     for result in results:
@@ -112,7 +122,7 @@ def rows_of(settings: dict[str, Any], results: list[dict[str, Any]]) -> list[dic
             "tokens_per_step": settings["tokens_per_step"],
             "tokens_over_tau": settings["tokens_per_step"] / misa.emulated.twins()[settings["twin"]],
             "plain_step_seconds": plain_seconds,
-            "plain_step_seconds_first_and_last": [statistics.median(r["step_seconds"][warm_up:]) for r in plains],
+            "plain_step_seconds_first_and_last": plain_step_seconds(results),
             "plain_peak_bytes": plain["device_peak_bytes"],
         }
         rows.append(row)
@@ -122,8 +132,7 @@ def rows_of(settings: dict[str, Any], results: list[dict[str, Any]]) -> list[dic
         report = result["report"]
         counted = result["step_seconds"][warm_up:]
         step = statistics.median(counted)
-        # No step is shorter than plain's, nor than the link's time for the bytes that no schedule can save.
-        bound = max(plain_seconds, report["bound_link_seconds"])
+        bound = misa.step_bound(report, plain_seconds)
         largest = result["largest_module_bytes"]
         # The last step is counted when the next one begins.
         moved = {d: statistics.median(report[f"{name}_bytes"][warm_up:]) for d, name in (("h2d", "loaded"), ("d2h", "unloaded"))}
@@ -156,10 +165,12 @@ def rows_of(settings: dict[str, Any], results: list[dict[str, Any]]) -> list[dic
             plan_version=report["plan_version"],
             device=report["device"],
             notices=report["notices"],
+            # misactl knows nothing of what lived before the model.
+            **compare(plan(int(share * plain["device_peak_bytes"])), step),
         )
         beside = demand.get(share)
         if beside is not None:
-            row["demand_step_seconds"] = statistics.median(beside["step_seconds"][-2:])
+            row["demand_step_seconds"] = beside["step_seconds"][-1]
             row["demand_stddev_bytes"] = beside["device_stddev_bytes"]
             if beside["device_stddev_bytes"] > 0:
                 row["stddev_over_demand"] = result["device_stddev_bytes"] / beside["device_stddev_bytes"]
@@ -169,23 +180,29 @@ def rows_of(settings: dict[str, Any], results: list[dict[str, Any]]) -> list[dic
             "identical": row["identical"],
             "within_budget": row["within_budget"],
             "prediction": abs(row["predicted_over_measured"] - 1) <= GOAL_PREDICTION,
+            "plan": row["plan_error"] is not None and abs(row["plan_error"]) <= GOAL_PREDICTION,
             "deviation": row.get("stddev_over_demand", 1) <= GOAL_DEVIATION,
             "peak_at_speed": row["peak_over_plain"] <= GOAL_PEAK + 0.005 and row["speed_over_plain"] >= GOAL_SPEED,
         }
     return rows
 
 
+def answer_for(asked: TwinPlan, mode: str, reached_flops: float, budget_bytes: int) -> dict[str, Any]:
+    return asked.ask(mode=mode, reached_flops=reached_flops, budget_bytes=budget_bytes)
+
+
 def print_rows(rows: list[dict[str, Any]]) -> None:
     print(f"\n{'case':24} {'step':>7} {'/bound':>7} {'speed':>6} {'allows':>6} {'peak':>5} {'in+':>6} {'out+':>6} {'predict':>7} "
-          f"{'dev':>5}  bits")
+          f"{'plan':>6} {'dev':>5}  bits")
     for row in rows:
         if "refused" in row:
             print(f"{row['case']:24} {row['refused'][:110]}")
             continue
         over = row["modules_over_bound"]
+        plan = "-" if row["plan_error"] is None else f"{row['plan_error']:+.1%}"
         print(f"{row['case']:24} {row['step_seconds_median']:6.2f}s {row['step_over_bound']:7.3f} {row['speed_over_plain']:6.3f} "
               f"{'yes' if row['bound_allows'] else 'no':>6} {row['peak_over_plain']:5.2f} {over['h2d']:6.2f} {over['d2h']:6.2f} "
-              f"{row['predicted_over_measured']:7.3f} {row.get('stddev_over_demand', float('nan')):5.2f}  "
+              f"{row['predicted_over_measured']:7.3f} {plan:>6} {row.get('stddev_over_demand', float('nan')):5.2f}  "
               f"{'same' if row['identical'] else 'DIFFERENT'}")
     done = [row for row in rows if "goals" in row]
     for goal in done[0]["goals"] if done else ():
@@ -215,6 +232,7 @@ def main() -> int:
             tokens = max(1, round(TOKENS_OVER_TAU[twin] * tau[twin] / unit)) * unit
             if options.quick:
                 tokens = max(1, tokens // 3 // unit) * unit
+            reached_flops: float | None = None
             for mode in options.modes.split(","):
                 settings = {
                     "twin": twin,
@@ -233,14 +251,20 @@ def main() -> int:
                     "threads": options.threads,
                     "sampling": {"delta": options.delta, "inner_steps": 50, "seed": 0} if mode == "sampled" else {},
                 }
-                rows.extend(rows_of(settings, run_worker(settings, folder)))
+                results = run_worker(settings, folder)
+                asked = TwinPlan(folder, settings, tau[twin], DUPLEX_FACTOR)
+                if reached_flops is None:
+                    # Of the first mode; the second one's compute is a prediction.
+                    reached_flops = asked.reached_flops(mode, statistics.mean(plain_step_seconds(results)))
+                rows.extend(rows_of(settings, results, functools.partial(answer_for, asked, mode, reached_flops)))
                 # After each worker: whoever stops it keeps what was measured.
                 path = write_report(
                     options.name, rows, threads=options.threads,
                     calibration={"compute_flops": flops, "tokens_that_hide_a_layer": tau, "element_bytes": 4,
                                  "link_bytes_per_second": {t: 2 * flops / tau[t] for t in tau}},
                     model=settings["model"], data=corpus.name, steps=options.steps, warm_up=options.warm_up,
-                    quick=options.quick)
+                    quick=options.quick, minutes=(time.monotonic() - begin) / 60)
+                print(f"  {(time.monotonic() - begin) / 60:.1f} min so far", flush=True)
     print_rows(rows)
     print(f"\n{path}, after {(time.monotonic() - begin) / 60:.1f} min")
     return 0

@@ -202,7 +202,7 @@ def main(arguments: list[str]) -> None:
         if settings.demand_steps > 0:
             say(run_managed(settings, share, budget, demand_only=True))
     # Once more, so that a drift of the machine shows and meets both sides.
-    again = run_plain(settings, min(settings.steps, settings.warm_up + 3))
+    again = run_plain(settings, 4)
     say({**again, "run": "plain-again"})
 
 

@@ -54,9 +54,10 @@ else:
 
     from ._checkpoint import load, load_weights, save
     from ._creation import empty_init, from_safetensors
-    from ._manage import Run, current_run, manage, resident
+    from ._manage import Run, current_run, manage, resident, step_bound
     from ._sampling import Sampled, SampledReference
     from ._state import state_sha256
+    from ._tasks import task
     from .emulated import Emulated
 
 __all__ = [
@@ -75,4 +76,6 @@ __all__ = [
     "resident",
     "save",
     "state_sha256",
+    "step_bound",
+    "task",
 ]

@@ -11,7 +11,7 @@ import threading
 import types
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.optim import Optimizer
@@ -33,6 +33,7 @@ from ._optimizers import (
     step_bytes,
 )
 from ._sampling import Sampled, SamplingDriver, StepLoss
+from ._tasks import Tasks, let_go, take_over
 from ._wrappers import refuse_sharded, unwrap_model, unwrap_optimizer, world_size
 from .emulated import Emulated, parse, with_compute
 from .memory import Timeline
@@ -124,10 +125,12 @@ class Run:
         stress: bool,
         demand_only: bool,
         wait_seconds: float,
+        tasks: Tasks,
         pin: Sequence[str] = (),
         made: Growing | None = None,
     ) -> None:
         self.mode = mode
+        self._tasks = tasks
         self._loss = StepLoss()
         self._last_budget = budget
         self._models = list(models)
@@ -232,6 +235,7 @@ class Run:
         self._doors.open()
         self._members = Members(self)
         self._members.open()
+        take_over(self._tasks)
 
     @staticmethod
     def _check_optimizer(optimizer: Optimizer, step: str) -> None:
@@ -414,12 +418,14 @@ class Run:
             hook(optimizer, (), {})
         if boundary:
             self._steps += 1
+            task = self._tasks.end_step()
+            manager.set_task(*task)
             told, rows = self._loss.take()
             if told is not None:
                 manager.set_loss(told, rows)
             micro_batches = max(1, manager.take_micro_batches())
             if self._sampling is not None:
-                self._sampling.end_step([(m, s, q, n) for m, s, q, n in stats], self._defer, told, micro_batches)
+                self._sampling.end_step([(m, s, q, n) for m, s, q, n in stats], self._defer, told, micro_batches, task)
                 self._publish_sampling()
             self._members.at_boundary()
             # Parameters may have been thawed.
@@ -565,6 +571,8 @@ class Run:
         state: dict[str, Any] = {"schema": "misa.run/1", "mode": self.mode, "steps": self.steps}
         if self._sampling is not None:
             state["sampling"] = self._sampling.state_dict()
+        if tasks := self._tasks.state():
+            state["tasks"] = tasks
         return state
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
@@ -579,6 +587,7 @@ class Run:
             )
         if self._sampling is not None:
             self._sampling.check_state_dict(state.get("sampling"))
+        self._tasks.check_state(state.get("tasks", []))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where the run that gave this state was.
@@ -593,6 +602,7 @@ class Run:
             self._publish_sampling()
             self._manager.watch_gradients()
             self._manager.resume_sampler(self._sampling.serialized())
+        self._tasks.load_state(state.get("tasks", []))
         self._steps_before = int(state["steps"]) - self._steps
 
     def step_loss(self, loss: torch.Tensor | float, rows: int = 0) -> None:
@@ -662,21 +672,16 @@ class Run:
         def median(values: list[Any]) -> float:
             return statistics.median(settled(values)) if values else 0.0
 
-        # No step is shorter than its compute (the step less its stalls), nor than the link's time for its bytes. The daemon's bound knows more, but times the compute on one early step; the lower of the two is the bound.
-        compute = [step - stall for step, stall in zip(totals["step_seconds"], totals["stall_seconds"])]
-        # The fastest step's: a bound that a slow moment of the machine could raise would be none.
-        bound_step_seconds = min(settled(compute)) if compute else 0.0
-        bound_step_seconds = max(bound_step_seconds, totals["bound_link_seconds"])
-        if totals["bound_step_seconds"] > 0:
-            bound_step_seconds = min(bound_step_seconds, totals["bound_step_seconds"])
         return {
             "mode": self.mode,
             "step_mode": self._step_mode,
             "budget_bytes": self.budget_bytes,
             "steps": self._steps,
+            "tasks": self._tasks.report(),
             "step_seconds_median": median(totals["step_seconds"]),
             "stall_seconds_median": median(totals["stall_seconds"]),
-            "bound_step_seconds": bound_step_seconds,
+            # Computed as the daemon's and misactl's: runtime/policy/step_bound.h.
+            "bound_step_seconds": totals["bound_step_seconds"],
             "h2d_bytes_per_step": median(totals["loaded_bytes"]),
             "d2h_bytes_per_step": median(totals["unloaded_bytes"]),
             "bound_link_seconds": totals["bound_link_seconds"],
@@ -717,6 +722,8 @@ class Run:
                 "capacity_bytes": session["device_capacity_bytes"],
                 "h2d_bytes_per_second": totals["load_bytes_per_second"],
                 "d2h_bytes_per_second": totals["unload_bytes_per_second"],
+                "duplex_h2d_bytes_per_second": totals["duplex_load_bytes_per_second"],
+                "duplex_d2h_bytes_per_second": totals["duplex_unload_bytes_per_second"],
                 "total_bytes_per_second": totals["duplex_load_bytes_per_second"]
                 + totals["duplex_unload_bytes_per_second"],
                 # Of a modelled link: by how much its copies came later than the model says, in all.
@@ -753,6 +760,7 @@ class Run:
                 if keep_managed is not False:
                     self._manager.flush()
             finally:
+                let_go(self._tasks)
                 if self._sampling is not None:
                     self._sampling.end()
                 self._report = self._make_report()
@@ -786,6 +794,21 @@ class Run:
     def release(self) -> None:
         """Gives every tensor memory of its own again, whatever it takes, and ends the session."""
         self.close(keep_managed=False)
+
+
+def step_bound(report: dict[str, Any], compute_seconds: float) -> float:
+    """The least seconds of a step of this run (its `report()`) where its compute is known from elsewhere: the step of plain
+    training on the same machine, say."""
+    device = report["device"]
+    return _C.measured_step_bound(
+        compute_seconds=compute_seconds,
+        load_bytes=report["bound_h2d_bytes_per_step"],
+        unload_bytes=report["bound_d2h_bytes_per_step"],
+        load_bytes_per_second=device["h2d_bytes_per_second"],
+        unload_bytes_per_second=device["d2h_bytes_per_second"],
+        duplex_load_bytes_per_second=device["duplex_h2d_bytes_per_second"],
+        duplex_unload_bytes_per_second=device["duplex_d2h_bytes_per_second"],
+    )
 
 
 def _check_pins(named: Sequence[tuple[str, torch.Tensor]], pins: Sequence[str]) -> None:
@@ -883,6 +906,7 @@ def manage(
     daemon: str = "auto",
     job: str | None = None,
     sampled: Sampled | None = None,
+    tasks: Mapping[str, float] | None = None,
     pin: Sequence[str] = (),
     runtime_dir: str | None = None,
     disk: str | None = None,
@@ -909,6 +933,8 @@ def manage(
         daemon: "auto" (the node's misad, else a private one), "required" (the node's or an error), "private".
         job: a name for people; default: the program's.
         sampled: options of mode "sampled".
+        tasks: names and weights of the training's tasks (`misa.task`), so that any other name is an error; default: whichever the
+            loop names.
         pin: kinds or names of modules ("embedding", "expert", "norm", …) that stay on the device as far as the budget allows;
             without it bytes and time alone decide. See docs/guards.md.
         runtime_dir: where misad's sockets are; default $MISA_RUNTIME_DIR or /run/misa.
@@ -939,6 +965,7 @@ def manage(
     else:
         least_bytes, budget_bytes, elastic = budget_range(budget)
     check_weight(weight)
+    named_tasks = Tasks(tasks)
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not models or not optimizers:
@@ -985,6 +1012,7 @@ def manage(
         stress=stress,
         demand_only=demand_only,
         wait_seconds=wait_seconds,
+        tasks=named_tasks,
         pin=tuple(pin) if not isinstance(pin, str) else pin,
         made=made,
     )

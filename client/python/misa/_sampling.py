@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 from types import TracebackType
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch.optim import Optimizer
 
 from . import _C
+from ._tasks import Tasks, let_go, take_over
 from ._wrappers import world_size
 
 # (module, sum, sum of squares, elements)
@@ -139,6 +140,10 @@ class SamplingDriver:
     def begin(self) -> None:
         self._apply()
 
+    def tasks(self) -> list[tuple[str, float, int]]:
+        """Name and weight of the tasks whose steps it has seen, and for each a number above 0 where there were any."""
+        return self._sampler.tasks()
+
     def serialized(self) -> bytes:
         """The sampler's whole state."""
         return self._sampler.serialize()
@@ -201,10 +206,10 @@ class SamplingDriver:
                     parameter.requires_grad_(i in active)
 
     def end_step(self, statistics: Sequence[Statistics], defer: Callable[[int, Callable[[], None]], None],
-                 loss: float | None = None, micro_batches: int = 1) -> None:
+                 loss: float | None = None, micro_batches: int = 1, task: tuple[str, float] = ("", 1.0)) -> None:
         """Folds one step's statistics in; at the end of a round hands what has to happen to each module to `defer`.
 
-        `loss` and `micro_batches` are the step's, for the guards that were chosen.
+        `loss` and `micro_batches` are the step's, for the guards that were chosen; `task` is the one that it belongs to.
         """
         # Modules that came later have no part in the draws.
         statistics = [s for s in statistics if s[0] < len(self._groups)]
@@ -223,7 +228,7 @@ class SamplingDriver:
             for module, total, squares, count in statistics:
                 if module in place and module in before:
                     self._sampler.observe(place[module], total, squares, count)
-            if not self._sampler.end_step(self.counted_steps):
+            if not self._sampler.end_step(self.counted_steps, *task):
                 return
         after = set(self.active_modules)
         for module in before:
@@ -271,7 +276,7 @@ class SamplingDriver:
         if different:
             raise RuntimeError(
                 f"Rank {torch.distributed.get_rank()} and rank {different[0]} have drawn different modules to train: their "
-                "options, seeds or models differ, or one went on alone. What was trained up to here differs between them; "
+                "options, seeds, models or tasks differ, or one went on alone. What was trained up to here differs between them; "
                 "go back to the last checkpoint."
             )
         # In the order of ranks, so that the sum is the same everywhere.
@@ -337,8 +342,10 @@ class SampledReference:
         stable_tolerance: float = 0.05,
         stable_hold: int = 10,
         count_micro_batches: bool = False,
+        tasks: Mapping[str, float] | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._tasks = Tasks(tasks)
         named = list(model.named_parameters())
         sampled = Sampled(delta, eta, alpha, inner_steps, seed, always, needs, apart, wait_for_stable_loss, stable_window,
                           stable_tolerance, stable_hold, count_micro_batches)
@@ -356,12 +363,14 @@ class SampledReference:
                     self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
         self._driver.begin()
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        take_over(self._tasks)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        let_go(self._tasks)
         self._driver.end()
 
     @property
@@ -379,6 +388,7 @@ class SampledReference:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on in the round, and at the step of it, where `state_dict` was taken."""
         self._driver.load_state_dict(state)
+        self._tasks.load_state(self._driver.tasks())
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._statistics[id(parameter)] = _C.gradient_statistics(parameter.grad)
@@ -396,4 +406,4 @@ class SampledReference:
         micro_batches = max(self._gradients.values(), default=1)
         self._gradients.clear()
         loss, _ = self._loss.take()
-        self._driver.end_step(statistics, lambda _, action: action(), loss, micro_batches)
+        self._driver.end_step(statistics, lambda _, action: action(), loss, micro_batches, self._tasks.end_step())

@@ -363,6 +363,55 @@ TEST_F(CoreTrainTest, AResumedSamplerIsFollowedFromWhereItGoesOn) {
   EXPECT_EQ(h_.CountEvents("sampler_mismatch"), 1);  // it was followed
 }
 
+TEST_F(CoreTrainTest, FollowsTasksWithTheirWeights) {
+  Begin(6, 4 * kMiB, v1::MODE_SAMPLED);
+  std::vector<policy::SamplerModule> modules;
+  for (int i = 0; i < 6; ++i) modules.push_back({"m" + std::to_string(i), 100});
+  policy::ModuleSampler sampler({0.5, 1, 0.1, 2, 3}, modules);
+  EXPECT_EQ(Describe().tasks_size(), 0);
+  for (int step = 0; step < 8; ++step) {
+    v1::StepReport report;
+    report.set_step(static_cast<uint64_t>(step));
+    report.set_round(sampler.round());
+    for (const uint32_t module : sampler.active()) {
+      v1::ModuleStatistics* statistics = report.add_statistics();
+      statistics->set_module(module);
+      statistics->set_count(10);
+      statistics->set_sum_squares(step % 2 == 0 ? 1.0 + module : 100.0 - module);
+      ASSERT_EQ(sampler.Observe(module, {0, statistics->sum_squares(), 10}), "");
+    }
+    uint32_t task = 0;
+    if (step > 0) {
+      report.set_task(step % 2 == 0 ? "even" : "odd");
+      report.set_task_weight(step % 2 == 0 ? 3 : 1);
+      ASSERT_EQ(sampler.EnterTask(report.task(), report.task_weight(), &task), "");
+    }
+    sampler.EndStep(1, task);
+    report.set_sampler_digest(sampler.Digest());
+    Report(report);
+    ASSERT_EQ(h_.CountEvents("sampler_mismatch"), 0) << step;
+  }
+  const v1::Session session = Describe();
+  ASSERT_EQ(session.tasks_size(), 3);
+  EXPECT_EQ(session.tasks(0).name(), "");
+  EXPECT_EQ(session.tasks(1).name(), "odd");
+  EXPECT_EQ(session.tasks(1).steps(), 4u);
+  EXPECT_EQ(session.tasks(2).weight(), 3);
+  EXPECT_DOUBLE_EQ(session.tasks(2).share(), 0.6);
+  h_.Handle(MetricsCall{h_.NewCall()});
+  EXPECT_EQ(h_.last<Figures>().session_figures[0].tasks, 2u);
+
+  // What cannot be a task counts for none, and is told of.
+  v1::StepReport report;
+  report.set_step(8);
+  report.set_task("odd");
+  report.set_task_weight(std::numeric_limits<double>::quiet_NaN());
+  Report(report);
+  EXPECT_THAT(Describe().last_problem(), HasSubstr("counts for no task: The weight of task \"odd\""));
+  EXPECT_EQ(Describe().tasks(0).steps(), 2u);
+  EXPECT_EQ(Describe().tasks(1).weight(), 1);
+}
+
 TEST_F(CoreTrainTest, DoesNotCryOutOverASamplerThatItCannotFollow) {
   Begin(6, 4 * kMiB, v1::MODE_SAMPLED);
   v1::StepReport report;

@@ -239,8 +239,16 @@ TEST(TextTest, SessionsShowProblemsBelowTheTable) {
   session->set_weight(2.5);
   session->set_elastic(true);
   session->set_last_problem("disk full\033[2J");
+  for (const char* name : {"", "letters\n"}) {
+    v1::Task* task = session->add_tasks();
+    task->set_name(name);
+    task->set_weight(1.5);
+    task->set_share(0.5);
+    task->set_steps(7);
+  }
   const std::string text = SessionsText(sessions, false);
   EXPECT_THAT(text, HasSubstr("2.5  512MiB auto"));
+  EXPECT_THAT(text, HasSubstr("session s1: tasks (none) 50 % (weight 1.5, 7 steps), letters? 50 % (weight 1.5, 7 steps)\n"));
   EXPECT_THAT(text, HasSubstr("session s1: disk full?[2J\n"));
 }
 

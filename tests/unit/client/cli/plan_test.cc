@@ -102,6 +102,8 @@ TEST(PlanTest, NamesWhatIsUnknownOrContradictsItself) {
   EXPECT_THAT(error([](PlanOptions& o) { o.budget = "0"; }), HasSubstr("0 bytes holds nothing"));
   EXPECT_THAT(error([](PlanOptions& o) { o.budget = "80GiB"; }), HasSubstr("is more than rtx-3090 has"));
   EXPECT_THAT(error([](PlanOptions& o) { o.batch = 0; }), HasSubstr("A batch of 0"));
+  EXPECT_THAT(error([](PlanOptions& o) { o.micro_batch = 2; }), HasSubstr("at most the 1 of the batch"));
+  EXPECT_THAT(error([](PlanOptions& o) { o.micro_batch = 0; }), HasSubstr("at least 1 sequence"));
   EXPECT_THAT(error([](PlanOptions& o) { o.sequence = 0; }), HasSubstr("at least 1 token"));
   EXPECT_THAT(error([](PlanOptions& o) { o.sequence = 1 << 20; }), HasSubstr("longer than the 4096"));
   EXPECT_THAT(error([](PlanOptions& o) { o.delta = 0.1, o.mode = "exact"; }), HasSubstr("trains every parameter"));

@@ -316,6 +316,162 @@ TEST(PlanFollower, KnowsTheDistanceToTheNextUse) {
   EXPECT_EQ(f.follower.NextUse(2), 3u);
 }
 
+Group Both(uint32_t a, uint32_t b) { return {{a, kRead}, {b, kWrite}}; }
+
+// Three weights forward and back with a gradient each, of which an evaluation uses the weights alone, two at a time.
+class Sections : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    f.Step(training);
+    ASSERT_EQ(f.Offer(plan, 1, f.follower.digest()), "");
+    f.Step(training);
+    digest = f.follower.digest();
+    auto trace = std::make_shared<policy::Trace>();
+    for (const Group& group : evaluation) trace->entries.push_back({group, 0, 0});
+    auto section = std::make_shared<policy::Plan>();
+    section->actions = round;
+    f.follower.SetSection(2, trace, section);
+  }
+  void Forward() {
+    for (const Group& group : evaluation) {
+      f.Begin(group);
+      f.Due();
+    }
+  }
+
+  const std::vector<Group> training = {Reads(0), Reads(1), Reads(2), Both(2, 12), Both(1, 11), Both(0, 10)};
+  const std::vector<Group> evaluation = {Reads(0), Reads(1), Reads(2)};
+  const std::vector<Action> plan = {{0, Action::kLoad, 1}, {3, Action::kUnload, 2}, {5, Action::kLoad, 2}};
+  const std::vector<Action> round = {{0, Action::kUnload, 0}, {1, Action::kLoad, 2}, {1, Action::kUnload, 1},
+                                     {2, Action::kLoad, 0},   {2, Action::kUnload, 2}, {2, Action::kLoad, 1}};
+  Follower f;
+  uint64_t digest = 0;
+};
+
+TEST_F(Sections, AnEvaluationIsFollowedRoundAndRound) {
+  Forward();
+  EXPECT_FALSE(f.follower.in_section()) << "as the training's own forward";
+  f.Begin(Reads(0));
+  EXPECT_TRUE(f.follower.in_section());
+  // What it does not use goes; of its own the plan's last word is that 0 and 1 are here and 2 is not.
+  EXPECT_THAT(f.Due(), ElementsAre(Action{0, Action::kUnload, 10}, Action{0, Action::kUnload, 11},
+                                   Action{0, Action::kUnload, 12}, Action{0, Action::kUnload, 2},
+                                   Action{0, Action::kLoad, 0}, Action{0, Action::kLoad, 1}));
+  EXPECT_THAT(f.Due(), IsEmpty());
+  EXPECT_EQ(f.follower.NextUse(2), 1u);
+  EXPECT_EQ(f.follower.NextUse(0), 2u);
+  EXPECT_EQ(f.follower.NextUse(12), UINT32_MAX) << "the first to go";
+  for (int i = 0; i < 3; ++i) {
+    f.Begin(Reads(1));
+    EXPECT_THAT(f.Due(), ElementsAre(round[0], round[1]));
+    f.Begin(Reads(2));
+    EXPECT_THAT(f.Due(), ElementsAre(round[2], round[3]));
+    f.Begin(Reads(0));
+    EXPECT_THAT(f.Due(), ElementsAre(round[4], round[5]));
+  }
+  EXPECT_EQ(f.follower.departures(), 0u);
+}
+
+TEST_F(Sections, TheTrainingThatFollowsGoesOnWhereItLeavesTheSection) {
+  for (int i = 0; i < 4; ++i) Forward();  // the last one is the training's
+  f.Begin(Both(2, 12));
+  EXPECT_FALSE(f.follower.in_section());
+  EXPECT_EQ(f.follower.cursor(), 3u);
+  // The device as the plan has it there: all of it, in the order of use.
+  EXPECT_THAT(f.Due(), ElementsAre(Action{3, Action::kLoad, 2}, Action{3, Action::kLoad, 12}, Action{3, Action::kLoad, 1},
+                                   Action{3, Action::kLoad, 11}, Action{3, Action::kLoad, 0}, Action{3, Action::kLoad, 10}));
+  f.Begin(Both(1, 11));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[1]));
+  f.Begin(Both(0, 10));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[2]));
+  EXPECT_EQ(f.follower.departures(), 0u);
+  const auto trace = f.follower.EndStep(0, 0);
+  EXPECT_EQ(trace->entries.size(), 4u * 3 + 3);
+  EXPECT_EQ(f.follower.digest(), policy::Digest(*trace));
+  // It is no new way to train: the next step is expected as before.
+  f.Begin(Reads(0));
+  EXPECT_THAT(f.Due(), ElementsAre(plan[0]));
+  f.Begin(Reads(1));
+  f.Begin(Reads(2));
+  f.Begin(Both(2, 12));
+  EXPECT_EQ(f.follower.cursor(), 3u);
+  EXPECT_EQ(f.follower.departures(), 0u);
+  EXPECT_EQ(f.Offer(plan, 2, digest), "");
+}
+
+TEST_F(Sections, WhatComesInEveryStepBecomesTheStep) {
+  for (int step = 0; step < 2; ++step) {
+    for (int i = 0; i < 3; ++i) Forward();
+    for (size_t i = 3; i < training.size(); ++i) f.Begin(training[i]);
+    f.follower.EndStep(0, 0);
+  }
+  EXPECT_EQ(f.Offer({}, 2, f.follower.digest()), "");
+  Forward();
+  f.Begin(Reads(0));
+  EXPECT_FALSE(f.follower.in_section());
+  EXPECT_EQ(f.follower.cursor(), 3u);
+}
+
+TEST_F(Sections, AStepThatEndsInsideOneIsFollowedByAWholeOne) {
+  Forward();
+  Forward();
+  EXPECT_TRUE(f.follower.in_section());
+  EXPECT_THAT(f.Rest(), IsEmpty());
+  f.follower.EndStep(0, 0);
+  EXPECT_FALSE(f.follower.in_section());
+  f.Begin(Reads(0));
+  // Behind the plan's first action; its last word on 2 is that it is here.
+  EXPECT_THAT(f.Due(), ElementsAre(Action{0, Action::kLoad, 0}, Action{0, Action::kLoad, 1}, Action{0, Action::kLoad, 2},
+                                   Action{0, Action::kLoad, 12}, Action{0, Action::kLoad, 11}, Action{0, Action::kLoad, 10}));
+  f.Begin(Reads(1));
+  EXPECT_THAT(f.Due(), IsEmpty());
+}
+
+TEST_F(Sections, UsesThatAreInNeitherAreDepartures) {
+  Forward();
+  f.Begin(Reads(0));
+  f.Due();
+  f.Begin(Reads(77));
+  EXPECT_FALSE(f.follower.in_section());
+  EXPECT_EQ(f.follower.departures(), 1u);
+  f.Begin(Both(2, 12));
+  EXPECT_EQ(f.follower.cursor(), 3u);
+}
+
+TEST_F(Sections, ADepartureInsideTheTrainingIsNone) {
+  f.Begin(Reads(0));
+  f.Begin(Reads(2));  // a layer is left out
+  EXPECT_FALSE(f.follower.in_section());
+  EXPECT_EQ(f.follower.departures(), 1u);
+  f.Begin(Both(2, 12));
+  EXPECT_EQ(f.follower.cursor(), 3u);
+  // Without a plan for the steps there is nothing to come back to.
+  Follower g;
+  g.Step(training);
+  auto trace = std::make_shared<policy::Trace>();
+  for (const Group& group : evaluation) trace->entries.push_back({group, 0, 0});
+  g.follower.SetSection(2, trace, std::make_shared<policy::Plan>());
+  for (const Group& group : evaluation) g.Begin(group);
+  g.Begin(Reads(0));
+  EXPECT_FALSE(g.follower.in_section());
+}
+
+TEST_F(Sections, OneOfWhichAllFitsSendsNothingAway) {
+  auto trace = std::make_shared<policy::Trace>();
+  for (const Group& group : evaluation) trace->entries.push_back({group, 0, 0});
+  f.follower.SetSection(2, trace, std::make_shared<policy::Plan>());
+  Forward();
+  f.Begin(Reads(0));
+  EXPECT_TRUE(f.follower.in_section());
+  EXPECT_THAT(f.Due(), ElementsAre(Action{0, Action::kLoad, 0}, Action{0, Action::kLoad, 1}, Action{0, Action::kLoad, 2}));
+  // Another plan for it while it is followed.
+  f.follower.SetSection(2, trace, std::make_shared<policy::Plan>());
+  EXPECT_FALSE(f.follower.in_section());
+  f.Begin(Reads(1));
+  f.Begin(Reads(2));
+  EXPECT_EQ(f.follower.cursor(), 2u);
+}
+
 // An evaluation over a whole data set has no step's end: what is recorded of it must have one.
 TEST(PlanFollower, AStepWithoutAnEndIsNotRecordedForEver) {
   Follower f;

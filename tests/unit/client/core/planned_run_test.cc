@@ -189,6 +189,71 @@ TEST(PlannedCycle, OfPeriodsLoadsLessThanAnyOneOfThem) {
   EXPECT_LT(loaded, (kSteps - first) * one_period);
 }
 
+TEST(PlannedSection, AnEvaluationBetweenStepsHasNoDemandLoadsFromItsThirdRoundOn) {
+  Training training(12);
+  Rig& rig = training.rig;
+  for (uint32_t i = 0; i < kLayers; ++i) {
+    for (const uint32_t id : {training.weights[i], training.optimizer[i]}) {
+      ASSERT_EQ(rig.Create(id, id), "");
+      training.contents[id] = id;
+    }
+  }
+  rig.executor->ResetTrace();
+  uint64_t number = 0;
+  const auto steps = [&](uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      ASSERT_NO_FATAL_FAILURE(training.Step(number));
+      if (number++ == 2) {
+        ASSERT_EQ(training.Plan(), "");
+      }
+    }
+  };
+  ASSERT_NO_FATAL_FAILURE(steps(7));
+
+  policy::PlanInput input;
+  for (size_t i = 0; i < rig.executor->facet_count(); ++i) {
+    input.facet_bytes.push_back(rig.facet(static_cast<uint32_t>(i)).bytes);
+  }
+  for (const uint32_t id : training.weights) input.trace.entries.push_back({{{id, kRead}}, 1, 0});
+  input.budget_bytes = 6 * kChunk;  // of eight weights
+  const double rate = 4.0 * kChunk;
+  input.link = {rate, rate, rate, rate};
+  const auto plan = policy::MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.error;
+  ASSERT_GT(plan.value.loaded_bytes, 0u);
+  rig.executor->SetSection(2, std::make_shared<policy::Trace>(input.trace), std::make_shared<policy::Plan>(plan.value));
+
+  constexpr int kRounds = 8;
+  ExecutorCounters settled;
+  training.planned = false;  // coming and going, what the other plan left behind is loaded on demand
+  for (int round = 0; round < kRounds; ++round) {
+    if (round == 2) {
+      training.planned = true;
+      settled = rig.executor->totals();
+    }
+    for (const uint32_t id : training.weights) ASSERT_NO_FATAL_FAILURE(training.Position({{id, kRead}}, number));
+  }
+  const ExecutorCounters after = rig.executor->totals();
+  EXPECT_EQ(after.loads_demand, settled.loads_demand);
+  EXPECT_GT(after.loads_prefetch, settled.loads_prefetch);
+  EXPECT_LE(after.loaded_bytes_prefetch - settled.loaded_bytes_prefetch, (kRounds - 2 + 1) * plan.value.loaded_bytes);
+  training.planned = false;
+  ASSERT_NO_FATAL_FAILURE(steps(1));
+  training.planned = true;
+  ASSERT_NO_FATAL_FAILURE(steps(5));
+  ASSERT_EQ(rig.Check(training.weights[0], training.contents[training.weights[0]]), "");
+  ASSERT_EQ(rig.steps.size(), 13u);
+  EXPECT_EQ(rig.steps[7].counters.departures, 0u);
+  EXPECT_NE(rig.steps[7].trace_digest, rig.steps[6].trace_digest);
+  for (size_t i = 9; i < 13; ++i) {
+    EXPECT_EQ(rig.steps[i].trace_digest, rig.steps[6].trace_digest);
+    EXPECT_EQ(rig.steps[i].counters.loads_demand, 0u) << "step " << i;
+    EXPECT_EQ(rig.steps[i].counters.departures, 0u) << "step " << i;
+    EXPECT_EQ(rig.steps[i].plan_version, 1u);
+  }
+  EXPECT_LE(rig.meter.peak_bytes(), training.budget + kSlack);
+}
+
 // All there is takes 8 * 4 chunks; a position takes 4 at most.
 INSTANTIATE_TEST_SUITE_P(Budgets, PlannedRun, ::testing::Values(12, 16, 20, 26));
 

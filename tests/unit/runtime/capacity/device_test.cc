@@ -63,6 +63,8 @@ TEST(DeviceTest, SaysWhatIsWrong) {
   EXPECT_THAT(error([](json& d) { d["flops_per_second"] = 0; }), HasSubstr("must be a finite number above 0"));
   EXPECT_THAT(error([](json& d) { d["flops_per_second"] = std::numeric_limits<double>::quiet_NaN(); }),
               HasSubstr("is null, and must be a number"));
+  EXPECT_THAT(error([](json& d) { d["latency_seconds"] = -1; }), HasSubstr("must be a finite number of at least 0"));
+  EXPECT_EQ(error([](json& d) { d["latency_seconds"] = 20e-6; }), "");
   EXPECT_THAT(error([](json& d) { d["capacity_bytes"] = -5; }), HasSubstr("between 0 and 2^58"));
   EXPECT_THAT(error([](json& d) { d["capacity_bytes"] = 0; }), HasSubstr("must be above 0"));
   EXPECT_THAT(error([](json& d) { d["flops_per_secnd"] = 1; }), HasSubstr("unknown key \"flops_per_secnd\""));

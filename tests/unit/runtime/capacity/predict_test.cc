@@ -209,6 +209,61 @@ TEST(Predict, SampledMovesLessThanExact) {
   EXPECT_LE(sampled.trained_parameters, Small().parameter_count / 10);
 }
 
+TEST(Predict, MicroBatchesComputeTheSameWithFewerActivations) {
+  for (const bool checkpointing : {true, false}) {
+    Training training = Fp32();
+    training.checkpointing = checkpointing;
+    training.batch = 6;
+    const Workload whole = MakeWorkload(Small(), SmallDevice(), training).value;
+    training.micro_batch = 2;
+    const Workload parts = MakeWorkload(Small(), SmallDevice(), training).value;
+    // Each micro-batch adds its gradients to those there are.
+    EXPECT_GT(parts.compute_seconds, whole.compute_seconds);
+    EXPECT_LT(parts.compute_seconds, 1.05 * whole.compute_seconds);
+    EXPECT_EQ(parts.input.facet_bytes, whole.input.facet_bytes);
+    const auto most = [](const Workload& workload) {
+      uint64_t bytes = 0;
+      for (const policy::TraceEntry& entry : workload.input.trace.entries) bytes = std::max(bytes, entry.other_bytes);
+      return bytes;
+    };
+    EXPECT_LT(most(parts), most(whole));
+    // Every block's weights are used once a micro-batch before the next block's.
+    std::vector<size_t> creates(parts.facets.size(), 0);
+    std::vector<size_t> adds(parts.facets.size(), 0);
+    for (const policy::TraceEntry& entry : parts.input.trace.entries) {
+      for (const policy::Use& use : entry.uses) {
+        if (parts.facets[use.facet].kind != trace::FacetKind::kGradients) continue;
+        creates[use.facet] += (use.access & policy::kCreate) != 0;
+        adds[use.facet] += (use.access & (policy::kWrite | policy::kCreate)) == policy::kWrite;
+      }
+    }
+    for (size_t f = 0; f < parts.facets.size(); ++f) {
+      if (parts.facets[f].kind != trace::FacetKind::kGradients) continue;
+      EXPECT_EQ(creates[f], 1u) << parts.facets[f].name;
+      const bool in_block = parts.facets[f].name.find("layers.") != std::string::npos;
+      EXPECT_GE(adds[f], in_block ? 2u : 0u) << parts.facets[f].name;
+    }
+  }
+  Training training = Fp32();
+  training.micro_batch = training.batch = 4;
+  EXPECT_EQ(policy::Digest(MakeWorkload(Small(), SmallDevice(), training).value.input.trace),
+            policy::Digest(MakeWorkload(Small(), SmallDevice(), Fp32()).value.input.trace));
+  training.batch = 100000;
+  training.micro_batch = 1;
+  EXPECT_THAT(MakeWorkload(Small(), SmallDevice(), training).error, HasSubstr("at most 256 of them"));
+}
+
+TEST(Predict, ALatencyCountsForEachCopy) {
+  DeviceProfile device = SmallDevice();
+  device.latency_seconds = 0.01;
+  const Workload workload = MakeWorkload(Small(), device, Fp32()).value;
+  double bytes = 0;
+  for (const uint64_t facet : workload.input.facet_bytes) bytes += static_cast<double>(facet);
+  const auto count = static_cast<double>(workload.input.facet_bytes.size());
+  EXPECT_NEAR(bytes / workload.input.link.load, bytes / 4e8 + 0.01 * count, 1e-9);
+  EXPECT_LT(workload.input.link.duplex_unload, 3e8);
+}
+
 TEST(Predict, SuggestionsAreWhatTheySay) {
   Training training = Fp32();
   training.checkpointing = false;

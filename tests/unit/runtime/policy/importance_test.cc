@@ -57,6 +57,27 @@ TEST(ImportanceTracker, RefusesWhatIsNotFinite) {
   EXPECT_TRUE(std::isfinite(tracker.importance(0)));
 }
 
+TEST(ImportanceTracker, EachTaskHasItsOwnAndTheWholeIsTheirWeightedMean) {
+  ImportanceTracker tracker(2, {.alpha = 0.5, .signal = Signal::kSquaredNorm, .window = 1});
+  EXPECT_EQ(tracker.BeginStep("a", 3), "");
+  tracker.Observe(0, OfNorm(8));
+  EXPECT_EQ(tracker.importance(0), 8) << "alone it is the whole";
+  EXPECT_EQ(tracker.BeginStep("b", 1), "");
+  tracker.Observe(1, OfNorm(4));
+  EXPECT_DOUBLE_EQ(tracker.importance(0), 6);
+  EXPECT_DOUBLE_EQ(tracker.importance(1), 1);
+  EXPECT_THAT(tracker.Ranks(), ElementsAre(1, 0));
+  EXPECT_EQ(tracker.BeginStep("a", 1), "");
+  tracker.Observe(0, OfNorm(4));
+  EXPECT_DOUBLE_EQ(tracker.importance(0), 3) << "the mean of 8 and 4, and half the weight";
+  EXPECT_THAT(tracker.shares(), ElementsAre(0, 0.5, 0.5));
+  tracker.Resize(3);
+  EXPECT_EQ(tracker.Observe(2, OfNorm(2)), "");
+  EXPECT_DOUBLE_EQ(tracker.importance(2), 1);
+  EXPECT_THAT(tracker.BeginStep("a", std::nan("")), HasSubstr("weight"));
+  EXPECT_EQ(tracker.tasks()[0].steps, 1u) << "it belongs to none then";
+}
+
 TEST(ImportanceTracker, RanksWithTies) {
   ImportanceTracker tracker(5, {.signal = Signal::kSquaredNorm});
   const double values[] = {3, 1, 3, 9, 2};

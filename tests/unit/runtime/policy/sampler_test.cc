@@ -299,6 +299,112 @@ TEST(ModuleSampler, ResumesExactlyAnywhereInARound) {
   }
 }
 
+// Two tasks take turns; each finds other modules important.
+bool TaskStep(ModuleSampler* sampler, uint64_t time) {
+  const bool odd = time % 2 == 1;
+  for (const uint32_t module : std::vector<uint32_t>(sampler->active())) {
+    EXPECT_EQ(sampler->Observe(module, OfNorm(odd ? 0.1 * module : 2 - 0.1 * module)), "");
+  }
+  uint32_t task = 0;
+  EXPECT_EQ(sampler->EnterTask(odd ? "odd" : "even", odd ? 3 : 1, &task), "");
+  return sampler->EndStep(1, task);
+}
+
+TEST(ModuleSampler, EachTaskHasItsOwnImportanceAndDrawsTakeTheWeightedMean) {
+  ModuleSampler sampler({.delta = 1, .alpha = 1, .inner_steps = 2}, Equal(2));
+  uint32_t a = 0, b = 0;
+  ASSERT_EQ(sampler.EnterTask("a", 3, &a), "");
+  ASSERT_EQ(sampler.EnterTask("b", 1, &b), "");
+  const auto step = [&](uint32_t task, double first, double second) {
+    EXPECT_EQ(sampler.Observe(0, OfNorm(first)), "");
+    EXPECT_EQ(sampler.Observe(1, OfNorm(second)), "");
+    return sampler.EndStep(1, task);
+  };
+  step(a, 8, 0);
+  EXPECT_TRUE(step(b, 0, 4));
+  EXPECT_THAT(sampler.importance(), ElementsAre(6, 1));
+  // A round of one task alone leaves what the other has found.
+  step(a, 4, 4);
+  step(a, 4, 4);
+  EXPECT_THAT(sampler.importance(), ElementsAre(3, 4));
+  // Another weight counts from the next draw on.
+  ASSERT_EQ(sampler.EnterTask("a", 1, &a), "");
+  step(a, 4, 4);
+  step(a, 4, 4);
+  EXPECT_THAT(sampler.importance(), ElementsAre(2, 4));
+}
+
+TEST(ModuleSampler, TheWeightDecidesWhatIsDrawn) {
+  // One module at a time, of two: a finds the first important, b the second.
+  const auto share_of_first = [](double weight_of_a) {
+    ModuleSampler sampler({.delta = 0.5, .eta = 4, .alpha = 1, .inner_steps = 1, .seed = 5}, Equal(2));
+    int first = 0;
+    constexpr int kSteps = 4000;
+    for (int i = 0; i < kSteps; ++i) {
+      const uint32_t module = sampler.active()[0];
+      first += module == 0 ? 1 : 0;
+      uint32_t task = 0;
+      EXPECT_EQ(sampler.EnterTask(i % 2 == 0 ? "a" : "b", i % 2 == 0 ? weight_of_a : 1, &task), "");
+      EXPECT_EQ(sampler.Observe(module, OfNorm((i % 2 == 0) == (module == 0) ? 1 : 0)), "");
+      sampler.EndStep(1, task);
+    }
+    return static_cast<double>(first) / kSteps;
+  };
+  // softmax(4 * (share, 1 - share))
+  EXPECT_NEAR(share_of_first(1), 0.5, 0.03);
+  EXPECT_NEAR(share_of_first(3), 1 / (1 + std::exp(-2)), 0.03);
+  EXPECT_NEAR(share_of_first(1.0 / 3), 1 / (1 + std::exp(2)), 0.03);
+}
+
+TEST(ModuleSampler, WithoutTasksTheStateIsWhatItWas) {
+  ModuleSampler sampler({.delta = 0.3, .seed = 11}, Equal(20));
+  const std::vector<uint8_t> before = sampler.Serialize();
+  uint32_t task = 9;
+  ASSERT_EQ(sampler.EnterTask("", 5, &task), "");
+  EXPECT_EQ(task, 0u);
+  EXPECT_EQ(sampler.Serialize(), before);
+  EXPECT_EQ(before.size(), 8 * (12 + 1 + sampler.active().size() + 4 * 20));
+}
+
+TEST(ModuleSampler, ResumesTasksExactlyAnywhereInARound) {
+  const SamplerOptions options{.delta = 0.3, .eta = 2, .alpha = 0.5, .inner_steps = 3, .seed = 11};
+  for (uint64_t at = 0; at < 9; ++at) {
+    ModuleSampler whole(options, Equal(20));
+    for (uint64_t time = 0; time < at; ++time) TaskStep(&whole, time);
+    ModuleSampler resumed(options, Equal(20));
+    ASSERT_EQ(resumed.Restore(whole.Serialize()), "");
+    ASSERT_EQ(resumed.importance().size(), 20u);
+    for (uint64_t time = at; time < at + 30; ++time) {
+      ASSERT_EQ(resumed.active(), whole.active());
+      ASSERT_EQ(resumed.Serialize(), whole.Serialize());
+      TaskStep(&whole, time);
+      TaskStep(&resumed, time);
+    }
+  }
+}
+
+TEST(ModuleSampler, RefusesDamagedTasks) {
+  const SamplerOptions options{.delta = 0.3, .seed = 1};
+  ModuleSampler sampler(options, Equal(6));
+  TaskStep(&sampler, 0);
+  TaskStep(&sampler, 1);
+  const std::vector<uint8_t> good = sampler.Serialize();
+  ModuleSampler target(options, Equal(6));
+  const uint64_t digest = target.Digest();
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::vector<uint8_t> bad = good;
+    bad[i] ^= 0x10;
+    ASSERT_THAT(target.Restore(bad), HasSubstr("damaged")) << i;
+  }
+  for (size_t length = 0; length < good.size(); ++length) {
+    ASSERT_THAT(target.Restore({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)}),
+                HasSubstr("damaged"));
+  }
+  EXPECT_EQ(target.Digest(), digest) << "nothing changed";
+  EXPECT_EQ(target.Restore(good), "");
+  EXPECT_EQ(target.tasks().size(), 3u);
+}
+
 TEST(ModuleSampler, RefusesDamagedAndForeignState) {
   const SamplerOptions options{.delta = 0.3, .seed = 1};
   ModuleSampler sampler(options, Equal(6));
