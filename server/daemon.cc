@@ -36,6 +36,8 @@ constexpr char kLockName[] = "misad.lock";
 constexpr char kJournalName[] = "journal.json";
 constexpr uint64_t kCalibrationFileBytes = 256ull << 20;
 constexpr double kCalibrationSeconds = 1.2;
+// A trainer waits for its private daemon, and soon knows the link from its own copies.
+constexpr double kPrivateCalibrationSeconds = 0.3;
 constexpr double kComputeSeconds = 0.3;
 // Trainers on the cpu and on emulated devices compute in float32.
 constexpr double kTwinElementBytes = 4;
@@ -128,7 +130,8 @@ std::string Daemon::OpenDisk(CoreOptions* core) {
   core->disk_block_bytes = disk->block_bytes();
   core->link = DefaultLink();
   if (config_.disk.calibrate && !config_.HasLink()) {
-    problem = Calibrate(disk.get(), kCalibrationFileBytes, kCalibrationSeconds, &core->link);
+    const double seconds = options_.private_daemon ? kPrivateCalibrationSeconds : kCalibrationSeconds;
+    problem = Calibrate(disk.get(), kCalibrationFileBytes, seconds, &core->link);
     if (problem.empty()) {
       Log(Level::kInfo, "the link to " + config_.disk.directory + " " + Rates(core->link));
     } else {

@@ -27,7 +27,7 @@ CASES = {
     "misa": "misa",
     "torch mmap": "torch",
     "accelerate disk_offload": "accelerate",
-    "deepspeed zero-3, disk": "deepspeed",
+    "deepspeed zero-3": "deepspeed",
 }
 # Not among what `make setup` installs: measured where it is there.
 OPTIONAL = {"deepspeed"}
@@ -82,6 +82,7 @@ def main() -> int:
         rows.append({
             "case": case, "peer": f"{CASES[case]} {metadata.version(CASES[case])}" if CASES[case] != "misa" else "misa",
             "ran_to_the_end": len(result["step_seconds"]) == options["steps"], "trained": result["trained"], "error": result.get("error"),
+            "note": result.get("note"),
             # An optimizer that keeps its state in a form of its own is compared by the weights alone.
             "same_bits_as_plain": result["state_sha256"] == plain["state_sha256"] if "state_sha256" in result
             else result.get("weights_sha256") == plain["weights_sha256"],

@@ -51,6 +51,7 @@ class Loop:
     backward: Callable[[torch.Tensor], Any]
     step: Callable[[], Any]
     present: Callable[..., Any] = misa.resident
+    note: str = ""
 
 
 def plain_loop(model: torch.nn.Module) -> Loop:
@@ -59,14 +60,21 @@ def plain_loop(model: torch.nn.Module) -> Loop:
 
 
 def deepspeed_loop(model: torch.nn.Module, folder: Path) -> Loop:
-    """ZeRO-3 in one process, with parameters and optimizer state on the disk; the optimizer is torch's own."""
+    """ZeRO-3 in one process, with parameters and optimizer state on the disk where libaio's headers let it build the way there;
+    the optimizer is torch's own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     os.environ.update(DS_ACCELERATOR="cpu", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
     disk = {"device": "nvme", "nvme_path": str(folder), "pin_memory": False}
+    on_disk = get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False)
+    offload = {
+        "offload_param": {**disk, "buffer_count": 8, "buffer_size": 4_000_000, "max_in_cpu": 0},
+        "offload_optimizer": {**disk, "buffer_count": 4},
+    }
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -78,13 +86,13 @@ def deepspeed_loop(model: torch.nn.Module, folder: Path) -> Loop:
                 "stage": 3, "sub_group_size": 4_000_000, "reduce_bucket_size": 4_000_000,
                 "stage3_prefetch_bucket_size": 4_000_000, "stage3_param_persistence_threshold": 10_000,
                 "stage3_max_live_parameters": 8_000_000, "stage3_max_reuse_distance": 8_000_000,
-                "offload_param": {**disk, "buffer_count": 8, "buffer_size": 4_000_000, "max_in_cpu": 0},
-                "offload_optimizer": {**disk, "buffer_count": 4},
+                **(offload if on_disk else {}),
             },
         },
     )
     return Loop(engine, None, lambda: None, engine.backward, engine.step,
-                lambda parameter: deepspeed.zero.GatheredParameters([parameter]))
+                lambda parameter: deepspeed.zero.GatheredParameters([parameter]),
+                "" if on_disk else "state stays in memory: libaio's headers are missing, without which DeepSpeed has no way to disk")
 
 
 def weights_sha256(loop: Loop) -> str:
@@ -111,7 +119,7 @@ def main(settings: dict[str, Any]) -> None:
             manage = misa.manage(model, loop.optimizer, budget=settings["budget"], daemon="private", disk=settings["disk"])
         seconds: list[float] = []
         losses: list[float] = []
-        result: dict[str, Any] = {"trained": False}
+        result: dict[str, Any] = {"trained": False, "note": loop.note}
 
         def loss_of(step: int) -> torch.Tensor:
             draw = torch.Generator().manual_seed(step)

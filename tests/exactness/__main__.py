@@ -6,11 +6,13 @@ Writes out/exactness/report.json and fails unless every row ended in the same bi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW_SECONDS = 240.0  # then the worker hangs
+END_SECONDS = 10.0
 
 
 class Worker:
@@ -63,10 +66,22 @@ class Worker:
         return line
 
     def end(self) -> None:
-        if self._process is not None:
+        """Lets the process end, with its daemon; one that hangs is ended."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # First of all so that its daemon goes as well.
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=END_SECONDS)
             self._process.kill()
             self._process.wait()
-            self._process = None
+        self._process = None
 
 
 def main() -> int:
