@@ -180,6 +180,9 @@ def run_managed(settings: Settings, share: float, budget: int, demand_only: bool
         if run_now is not None:
             run_now.release()
     del model, optimizer
+    if "refused" in result:
+        # What an interrupted backward left in autograd's queue goes with the next one.
+        torch.ones(1, requires_grad=True).sum().backward()
     return result
 
 
@@ -197,6 +200,7 @@ def main(arguments: list[str]) -> None:
     plain = run_plain(settings, settings.steps)
     say(plain)
     for share in settings.shares:
+        clean()
         budget = int(share * plain["device_peak_bytes"]) + misa.memory.live_bytes()
         say(run_managed(settings, share, budget, demand_only=False))
         if settings.demand_steps > 0:
