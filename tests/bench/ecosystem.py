@@ -29,6 +29,7 @@ CASES = {
     "accelerate disk_offload": "accelerate",
     "deepspeed zero-3": "deepspeed",
 }
+CASE_SECONDS = 900
 # Not among what `make setup` installs: measured where it is there.
 OPTIONAL = {"deepspeed"}
 
@@ -37,13 +38,16 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     group: Any = contextlib.nullcontext()
     with contextlib.suppress(CgroupUnavailable):
         group = MemoryCgroup("ecosystem-" + settings["case"].replace(" ", "-"), None)
+    failed = {"trained": False, "losses": [], "step_seconds": [], "device_peak_bytes": None}
     with group as cgroup:
-        done = subprocess.run([sys.executable, "-m", "tests.bench.ecosystem_worker", json.dumps(settings)], cwd=ROOT, text=True,
-                              capture_output=True, timeout=900, preexec_fn=cgroup.join if cgroup else None)
+        try:
+            done = subprocess.run([sys.executable, "-m", "tests.bench.ecosystem_worker", json.dumps(settings)], cwd=ROOT, text=True,
+                                  capture_output=True, timeout=CASE_SECONDS, preexec_fn=cgroup.join if cgroup else None)
+        except subprocess.TimeoutExpired:
+            return {**failed, "error": f"it did not end within {CASE_SECONDS} s", "cgroup_peak_bytes": None}
         peak = cgroup.peak_bytes() if cgroup else None
     if done.returncode != 0:
-        return {"trained": False, "error": f"ended with status {done.returncode}: {done.stderr[-500:]}", "losses": [],
-                "step_seconds": [], "device_peak_bytes": None, "cgroup_peak_bytes": peak}
+        return {**failed, "error": f"ended with status {done.returncode}: {done.stderr[-500:]}", "cgroup_peak_bytes": peak}
     return {**json.loads(done.stdout.splitlines()[-1]), "cgroup_peak_bytes": peak}
 
 

@@ -68,7 +68,7 @@ def test_budgets_shift_when_a_trainer_starts_and_when_it_ends(folder):
         assert int(first.line("peak")) <= SHARED
         first.end()
         assert "misa: The budget" not in first.errors()
-        assert misad.events().count("budget_changed") >= 3
+        assert misad.events().count("budget_changed") >= 2  # down and up again; the second may start with its share
         wait_for(lambda: misad.pool()["free"] == CAPACITY, 5, "all memory free")
 
 
