@@ -306,6 +306,7 @@ bool Manager::IsVacant(const Module& module) const {
 std::string Manager::Open() {
   if (open_manager.load() != nullptr) return kAlreadyManaged;
   ServeManaged();
+  keeps_freed_ = true;
   std::string error;
   session_ = Session::Open(options_.session, &error);
   if (!session_) return error;
@@ -910,6 +911,7 @@ Manager::~Manager() {
     return;
   }
   ReleaseAll();
+  if (keeps_freed_) GiveBackFreed();  // refused half-way: nothing is managed, so nothing freed is kept
 }
 
 bool Manager::Release(std::string* error) {
@@ -988,6 +990,7 @@ std::string Manager::GiveBack(bool within_budget, bool* no_room) {
   SetFaultServer(nullptr);
   SetRoomMaker(nullptr);
   GiveBackFreed();
+  keeps_freed_ = false;
   SetDataDoor(nullptr);
   SetForkDoor(nullptr);
   open_ = false;

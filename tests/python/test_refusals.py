@@ -193,6 +193,10 @@ def test_no_daemon_where_one_is_required(folder):
     model, optimizer = mlp()
     with pytest.raises(RuntimeError, match="A daemon is required here"):
         misa.manage(model, optimizer, budget="64MiB", runtime_dir=str(folder), daemon="required")
+    # Freed memory goes back at once, as before: only a managed run keeps it for the next tensors.
+    live = misa.memory.live_bytes()
+    torch.ones(1 << 20)
+    assert misa.memory.live_bytes() == live
     train(model, optimizer, range(1))
     assert digest(model, optimizer) == after(1)
 
