@@ -305,8 +305,6 @@ bool Manager::IsVacant(const Module& module) const {
 
 std::string Manager::Open() {
   if (open_manager.load() != nullptr) return kAlreadyManaged;
-  ServeManaged();
-  keeps_freed_ = true;
   std::string error;
   session_ = Session::Open(options_.session, &error);
   if (!session_) return error;
@@ -496,6 +494,7 @@ std::string Manager::MakeFacets(const std::vector<Planned>& planned) {
 void Manager::OpenDoors() {
   open_manager.store(this);
   open_ = true;
+  ServeManaged();
   SetRoomMaker([this](uint64_t bytes) { return executor_->MakeRoom(bytes); });
   if (growing_) {
     SetTouchHandler(this);
@@ -911,7 +910,6 @@ Manager::~Manager() {
     return;
   }
   ReleaseAll();
-  if (keeps_freed_) GiveBackFreed();  // refused half-way: nothing is managed, so nothing freed is kept
 }
 
 bool Manager::Release(std::string* error) {
@@ -990,7 +988,6 @@ std::string Manager::GiveBack(bool within_budget, bool* no_room) {
   SetFaultServer(nullptr);
   SetRoomMaker(nullptr);
   GiveBackFreed();
-  keeps_freed_ = false;
   SetDataDoor(nullptr);
   SetForkDoor(nullptr);
   open_ = false;

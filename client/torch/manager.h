@@ -323,7 +323,6 @@ class Manager final : public TouchHandler, public FaultServer {
   std::atomic<uint64_t> budget_serial_{0};  // of the change that is in force
   uint64_t reserved_disk_bytes_ = 0;            // at the daemon
   std::multimap<uint64_t, uint64_t> free_disk_;  // by size: places of facets that are gone
-  bool keeps_freed_ = false;  // the allocator keeps freed blocks for it
   bool growing_ = false;
   bool begun_ = false;
   bool listening_ = false;

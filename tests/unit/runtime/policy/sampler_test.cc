@@ -383,6 +383,19 @@ TEST(ModuleSampler, ResumesTasksExactlyAnywhereInARound) {
   }
 }
 
+// A bit of each byte turned, and every shorter length.
+void ExpectEveryDamageIsFound(ModuleSampler* target, const std::vector<uint8_t>& good) {
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::vector<uint8_t> bad = good;
+    bad[i] ^= 0x10;
+    ASSERT_THAT(target->Restore(bad), HasSubstr("damaged")) << i;
+  }
+  for (size_t length = 0; length < good.size(); ++length) {
+    ASSERT_THAT(target->Restore({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)}),
+                HasSubstr("damaged"));
+  }
+}
+
 TEST(ModuleSampler, RefusesDamagedTasks) {
   const SamplerOptions options{.delta = 0.3, .seed = 1};
   ModuleSampler sampler(options, Equal(6));
@@ -391,15 +404,7 @@ TEST(ModuleSampler, RefusesDamagedTasks) {
   const std::vector<uint8_t> good = sampler.Serialize();
   ModuleSampler target(options, Equal(6));
   const uint64_t digest = target.Digest();
-  for (size_t i = 0; i < good.size(); ++i) {
-    std::vector<uint8_t> bad = good;
-    bad[i] ^= 0x10;
-    ASSERT_THAT(target.Restore(bad), HasSubstr("damaged")) << i;
-  }
-  for (size_t length = 0; length < good.size(); ++length) {
-    ASSERT_THAT(target.Restore({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)}),
-                HasSubstr("damaged"));
-  }
+  ExpectEveryDamageIsFound(&target, good);
   EXPECT_EQ(target.Digest(), digest) << "nothing changed";
   EXPECT_EQ(target.Restore(good), "");
   EXPECT_EQ(target.tasks().size(), 3u);
@@ -412,15 +417,7 @@ TEST(ModuleSampler, RefusesDamagedAndForeignState) {
   const std::vector<uint8_t> good = sampler.Serialize();
   ModuleSampler target(options, Equal(6));
   const uint64_t digest = target.Digest();
-  for (size_t i = 0; i < good.size(); ++i) {
-    std::vector<uint8_t> bad = good;
-    bad[i] ^= 0x10;
-    ASSERT_THAT(target.Restore(bad), HasSubstr("damaged")) << i;
-  }
-  for (size_t length = 0; length < good.size(); ++length) {
-    ASSERT_THAT(target.Restore({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)}),
-                HasSubstr("damaged"));
-  }
+  ExpectEveryDamageIsFound(&target, good);
   EXPECT_THAT(target.Restore(ModuleSampler(options, Equal(7)).Serialize()), HasSubstr("other modules"));
   EXPECT_THAT(target.Restore(ModuleSampler(options, Equal(6, 99)).Serialize()), HasSubstr("other modules"));
   EXPECT_THAT(target.Restore(ModuleSampler({.delta = 0.4, .seed = 1}, Equal(6)).Serialize()),
