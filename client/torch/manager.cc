@@ -18,12 +18,12 @@
 
 #include "client/torch/metering_allocator.h"
 #include "kernels/cpu/gradient_statistics.h"
-#include "runtime/guard/pins.h"
 #include "runtime/device/modelled_link.h"
+#include "runtime/guard/pins.h"
 #include "runtime/memory/byte_size.h"
-#include "runtime/trace/modes.h"
 #include "runtime/policy/session_plan.h"
 #include "runtime/policy/step_bound.h"
+#include "runtime/trace/modes.h"
 
 namespace misa::torch_client {
 namespace {
@@ -49,8 +49,6 @@ constexpr char kAlreadyManaged[] =
 // A trace whose times have moved by more than this share is worth a new plan; and how soon after the last one.
 constexpr double kRefreshShare = 0.03;
 constexpr uint64_t kFirstRefreshSteps = 2;
-// Kept free beside other tensors where a part of a step is planned, as the daemon does for steps.
-constexpr uint64_t kReserveBytes = 16ull << 20;
 // A longer part of a step is not planned: it would take seconds.
 constexpr size_t kMostSectionPositions = 1 << 15;
 
@@ -1679,7 +1677,7 @@ void Manager::PlanSection(trace::TraceMode mode) {
   }
   input.trace = *sections_[mode];
   input.budget_bytes = budget_bytes();
-  input.reserve_bytes = std::min(kReserveBytes, input.budget_bytes / 32);
+  input.reserve_bytes = policy::SessionReserve(input.budget_bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     input.link = totals_.link;
@@ -1708,11 +1706,9 @@ void Manager::DecideGradients(const policy::Trace& trace) {
 }
 
 guard::BatchHint Manager::HintBatch(const policy::Trace& trace, uint64_t peak_bytes, uint64_t rows) const {
-  // What the daemon keeps free by default.
-  constexpr uint64_t kReserveBytes = 16 << 20;
   guard::BatchInput input;
   input.budget_bytes = budget_bytes();
-  input.reserve_bytes = std::min<uint64_t>(kReserveBytes, input.budget_bytes / 32);
+  input.reserve_bytes = policy::SessionReserve(input.budget_bytes);
   input.peak_bytes = peak_bytes;
   input.rows = rows;
   for (const policy::TraceEntry& entry : trace.entries) {

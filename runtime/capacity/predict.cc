@@ -5,20 +5,16 @@
 #include <utility>
 
 #include "runtime/memory/byte_size.h"
+#include "runtime/policy/session_plan.h"
 
 namespace misa::capacity {
 namespace {
 
-// As the daemon's default policy has it: kept free of facets, and no more than a part of a small budget.
-constexpr uint64_t kReserveBytes = uint64_t{16} << 20;
-constexpr uint64_t kReserveShare = 32;
 // A step that stalls for less than this share is as fast as its compute.
 constexpr double kNoStall = 0.02;
 constexpr uint64_t kMostBatch = 4096;
 // A sequence cut to less than this share is another training, not a near change.
 constexpr double kNearSequence = 0.5;
-
-uint64_t Reserve(uint64_t budget_bytes) { return std::min(kReserveBytes, budget_bytes / kReserveShare); }
 
 uint64_t SumOf(const std::vector<uint64_t>& bytes) {
   uint64_t sum = 0;
@@ -152,7 +148,7 @@ policy::Result<Prediction> Measure(const Question& question, Workload* workload)
                    " go to the driver and libraries.";
     return result;
   }
-  input.reserve_bytes = Reserve(input.budget_bytes);
+  input.reserve_bytes = policy::SessionReserve(input.budget_bytes);
   Prediction& prediction = result.value;
   prediction.budget_bytes = input.budget_bytes;
   prediction.smallest_budget_bytes = policy::SmallestBudget(input);

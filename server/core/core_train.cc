@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/memory/byte_size.h"
+#include "runtime/policy/session_plan.h"
 #include "server/core/core.h"
 
 namespace misa::server {
@@ -349,8 +350,7 @@ policy::PlanInput Core::MakeInput(const Session& session, uint64_t budget_bytes)
   input.facet_bytes = session.registry.FacetBytes();
   input.trace = session.trace;
   input.budget_bytes = budget_bytes;
-  // A small budget must not be all reserve.
-  input.reserve_bytes = std::min(policy_.reserve_bytes, budget_bytes / 32);
+  input.reserve_bytes = policy::SessionReserve(budget_bytes, policy_.reserve_bytes);
   input.link = EffectiveLink(session);
   input.most_cycle_periods = kMostCyclePeriods;
   return input;

@@ -12,6 +12,7 @@
 #include "runtime/policy/arbiter.h"
 #include "runtime/policy/importance.h"
 #include "runtime/policy/planner.h"
+#include "runtime/policy/session_plan.h"
 #include "server/core/guard_options.h"
 #include "server/errors.h"
 
@@ -26,7 +27,7 @@ struct PolicyOptions {
   double alpha = 0.25;
   double hot = 0.75;
   double cold = 0.35;
-  uint64_t reserve_bytes = 16ull << 20;
+  uint64_t reserve_bytes = policy::kDefaultReserveBytes;
   uint32_t window = 50;
   policy::Signal signal = policy::Signal::kVariance;
   // Hot modules and the guards' pins keep their place on the device; else plans decide by bytes and time alone.
