@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/policy/repair.h"
+#include "runtime/policy/split_mix.h"
 
 namespace misa {
 namespace {
@@ -14,10 +15,7 @@ namespace {
 constexpr uint32_t kResyncWindow = 96;
 
 uint64_t Extend(uint64_t prefix, uint64_t group) {
-  uint64_t x = (prefix ^ group) + 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
+  return policy::SplitMix((prefix ^ group) + policy::kSplitMixStep);
 }
 
 }  // namespace
@@ -28,10 +26,7 @@ uint64_t PlanFollower::GroupHash(const policy::Use* uses, size_t count) {
   // Order within a group has no meaning, so the hash is a sum.
   uint64_t hash = count;
   for (size_t i = 0; i < count; ++i) {
-    uint64_t x = uses[i].facet + 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    hash += x ^ (x >> 31);
+    hash += policy::SplitMix(uses[i].facet + policy::kSplitMixStep);
   }
   return hash;
 }

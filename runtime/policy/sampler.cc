@@ -8,6 +8,7 @@
 
 #include "runtime/policy/fnv.h"
 #include "runtime/policy/portable_math.h"
+#include "runtime/policy/split_mix.h"
 
 namespace misa::policy {
 namespace {
@@ -16,13 +17,6 @@ constexpr uint64_t kMagic = 0x31504d415341494dull;  // "MIASAMP1", little end fi
 // With tasks: theirs follow what a state without any has, which is that of steps of no task.
 constexpr uint64_t kMagicWithTasks = 0x32504d415341494dull;
 constexpr double kNotObserved = -1;                 // a scaled squared norm is never negative
-
-// The output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit words.
-uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 // Parameters that may be trained in a round. Products of doubles round alike on every machine.
 uint64_t Allowance(double delta, uint64_t total) {
@@ -227,7 +221,7 @@ ModuleSampler::ModuleSampler(SamplerOptions options, std::vector<SamplerModule> 
       step_value_(modules_.size(), kNotObserved) {
   Tie(options_.dependencies, &modules_);
   // Seeds that differ in one bit get unrelated keys.
-  generator_[0] = Mix(options_.seed + 0x9e3779b97f4a7c15ull);
+  generator_[0] = SplitMix(options_.seed + kSplitMixStep);
   Draw();
 }
 
@@ -368,7 +362,7 @@ void ModuleSampler::Draw() {
 double ModuleSampler::Uniform() {
   // Counter-based: the n-th number is a function of key and n alone, so that a resume needs no history. The golden
   // ratio steps and the mixing are SplitMix64's; the upper 53 bits are what a double holds exactly.
-  const uint64_t word = Mix(generator_[0] + 0x9e3779b97f4a7c15ull * ++generator_[1]);
+  const uint64_t word = SplitMix(generator_[0] + kSplitMixStep * ++generator_[1]);
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 

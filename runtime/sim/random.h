@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/policy/split_mix.h"
+
 namespace misa::sim {
 
 // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): small, and any seed is a good one.
@@ -14,10 +16,7 @@ class Random {
   explicit Random(uint64_t seed) : state_(seed) {}
 
   uint64_t Next() {
-    uint64_t x = state_ += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
+    return policy::SplitMix(state_ += policy::kSplitMixStep);
   }
   // 0 … limit-1; limit > 0. The modulo's bias is far below what a simulation could see.
   uint64_t Below(uint64_t limit) { return Next() % limit; }
