@@ -21,6 +21,7 @@
 #include "runtime/device/modelled_link.h"
 #include "runtime/guard/pins.h"
 #include "runtime/memory/byte_size.h"
+#include "runtime/policy/batch_input.h"
 #include "runtime/policy/session_plan.h"
 #include "runtime/policy/step_bound.h"
 #include "runtime/trace/modes.h"
@@ -1666,23 +1667,28 @@ std::vector<trace::Section> Manager::NewModeTraces(const policy::Trace& step) {
   return found;
 }
 
-// Parts of a step are planned here: the daemon plans what comes again and again, and these come when the loop likes. A few
-// milliseconds, for each new one.
-void Manager::PlanSection(trace::TraceMode mode) {
-  if (options_.executor.stress || options_.executor.demand_only) return;
-  if (sections_[mode]->entries.size() > kMostSectionPositions) return;
+// What the daemon plans a trace with, as far as it is known here.
+policy::PlanInput Manager::PlanInputOf(const policy::Trace& trace) {
   policy::PlanInput input;
   for (size_t i = 0; i < executor_->facet_count(); ++i) {
     input.facet_bytes.push_back(executor_->facet(static_cast<uint32_t>(i))->bytes);
   }
-  input.trace = *sections_[mode];
+  input.trace = trace;
   input.budget_bytes = budget_bytes();
   input.reserve_bytes = policy::SessionReserve(input.budget_bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     input.link = totals_.link;
   }
-  policy::Result<policy::Plan> plan = policy::MakeSessionPlan(input).plan;
+  return input;
+}
+
+// Parts of a step are planned here: the daemon plans what comes again and again, and these come when the loop likes. A few
+// milliseconds, for each new one.
+void Manager::PlanSection(trace::TraceMode mode) {
+  if (options_.executor.stress || options_.executor.demand_only) return;
+  if (sections_[mode]->entries.size() > kMostSectionPositions) return;
+  policy::Result<policy::Plan> plan = policy::MakeSessionPlan(PlanInputOf(*sections_[mode])).plan;
   // One that cannot be planned goes on as it did: on demand.
   if (plan.ok()) {
     executor_->SetSection(static_cast<uint32_t>(mode), sections_[mode], std::make_shared<policy::Plan>(std::move(plan.value)));
@@ -1705,23 +1711,6 @@ void Manager::DecideGradients(const policy::Trace& trace) {
   take_gradients_ = options_.executor.stress || share > (take_gradients_ ? 0.85 : 0.95);
 }
 
-guard::BatchHint Manager::HintBatch(const policy::Trace& trace, uint64_t peak_bytes, uint64_t rows) const {
-  guard::BatchInput input;
-  input.budget_bytes = budget_bytes();
-  input.reserve_bytes = policy::SessionReserve(input.budget_bytes);
-  input.peak_bytes = peak_bytes;
-  input.rows = rows;
-  for (const policy::TraceEntry& entry : trace.entries) {
-    std::set<uint32_t> facets;
-    guard::BatchPosition position{0, entry.other_bytes};
-    for (const policy::Use& use : entry.uses) {
-      if (facets.insert(use.facet).second) position.managed_bytes += executor_->facet(use.facet)->bytes;
-    }
-    input.positions.push_back(position);
-  }
-  return guard::HintBatch(input);
-}
-
 RunTotals Manager::Totals() {
   RunTotals totals;
   std::shared_ptr<const policy::Trace> trace;
@@ -1733,7 +1722,9 @@ RunTotals Manager::Totals() {
     trace = last_trace_;
     peak_bytes = last_peak_bytes_;
   }
-  if (executor_ && trace) totals.batch = HintBatch(*trace, peak_bytes, totals.batch_rows);
+  if (executor_ && trace) {
+    totals.batch = guard::HintBatch(policy::BatchInputOf(PlanInputOf(*trace), peak_bytes, totals.batch_rows));
+  }
   totals.counters = executor_ ? executor_->totals() : ExecutorCounters{};
   const policy::LinkRates& link = totals.link;
   if (link.load > 0 && link.unload > 0 && link.duplex_load > 0 && link.duplex_unload > 0) {

@@ -302,7 +302,7 @@ class Manager final : public TouchHandler, public FaultServer {
   bool GrowBudget(uint64_t smallest_bytes);
   void CheckParameters();
   void DecideGradients(const policy::Trace& trace);
-  guard::BatchHint HintBatch(const policy::Trace& trace, uint64_t peak_bytes, uint64_t rows) const;
+  policy::PlanInput PlanInputOf(const policy::Trace& trace);
   // The periods inside a step that were not sent yet.
   std::vector<trace::Section> NewModeTraces(const policy::Trace& step);
   void PlanSection(trace::TraceMode mode);

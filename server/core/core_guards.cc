@@ -1,10 +1,9 @@
 // Guards of a session's training: what its losses say, and which modules keep their place.
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 
-#include "runtime/guard/batch_hint.h"
 #include "runtime/guard/keep_order.h"
+#include "runtime/policy/batch_input.h"
 #include "server/core/core.h"
 
 namespace misa::server {
@@ -17,25 +16,6 @@ std::vector<guard::KeepCandidate> Candidates(const ModuleRegistry& registry) {
   std::vector<guard::KeepCandidate> candidates(registry.modules().size());
   for (const ModuleRegistry::Facet& facet : registry.facets()) candidates[facet.module].bytes += facet.bytes;
   return candidates;
-}
-
-guard::BatchInput BatchInputOf(const Session& session, const policy::PlanInput& plan) {
-  guard::BatchInput input;
-  input.budget_bytes = plan.budget_bytes;
-  input.reserve_bytes = plan.reserve_bytes;
-  input.peak_bytes = session.last.device_peak_bytes();
-  input.rows = session.guards.rows;
-  std::vector<size_t> seen(plan.facet_bytes.size(), std::numeric_limits<size_t>::max());
-  for (size_t p = 0; p < plan.trace.entries.size(); ++p) {
-    guard::BatchPosition position{0, plan.trace.entries[p].other_bytes};
-    for (const policy::Use& use : plan.trace.entries[p].uses) {
-      if (seen[use.facet] == p) continue;
-      seen[use.facet] = p;
-      position.managed_bytes += plan.facet_bytes[use.facet];
-    }
-    input.positions.push_back(position);
-  }
-  return input;
 }
 
 std::string Number(double value) {
@@ -190,7 +170,8 @@ v1::GuardStatus Core::DescribeGuards(const Session& session) const {
     for (size_t i = 0; i < count; ++i) bytes += candidates[guards.order[i]].bytes;
     out.set_kept_bytes(bytes);
   }
-  const guard::BatchHint hint = guard::HintBatch(BatchInputOf(session, input));
+  const guard::BatchHint hint = guard::HintBatch(
+      policy::BatchInputOf(input, session.last.device_peak_bytes(), guards.rows));
   if (hint.known) {
     out.set_free_share(hint.free_share);
     out.set_most_share(hint.most_share);
